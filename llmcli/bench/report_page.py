@@ -115,18 +115,18 @@ def memory_plans(header: ModelHeader, tests: Iterable[SpeedTest]) -> list[tuple[
     """Return the name and the memory plan of each test's context, by dry runs of llama.cpp. If
     there are more than MAX_MEMORY_BARS contexts, only the longest context of each kind is planned.
     """
-    contexts = {(build_context_options(test), test.n_gpu_layers): None for test in tests}
+    contexts = {(build_context_options(test), test.placement): None for test in tests}
     if len(contexts) > MAX_MEMORY_BARS:
         longest = sorted(contexts, key=lambda key: -key[0].n_ctx)
         contexts = dict.fromkeys(
             reversed({(replace(key[0], n_ctx=0), key[1]): key for key in longest}.values())
         )
     plans = []
-    for context, layers in sorted(
+    for context, placement in sorted(
         list(contexts)[:MAX_MEMORY_BARS],
         key=lambda key: (key[0].type_k, key[0].type_v, key[0].n_ctx),
     ):
-        with memory_plan.open_memory_planner(header, context, layers) as planner:
+        with memory_plan.open_memory_planner(header, context, placement) as planner:
             planned = planner.memory_plan()
         sequences = "" if context.n_seq_max == 1 else f", {context.n_seq_max} sequences"
         name = f"{planned.n_ctx:,} tokens, K {context.type_k}, V {context.type_v}{sequences}"

@@ -2,6 +2,7 @@
 weight matrices. With --merge, adds up such files instead.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,7 +132,7 @@ def calibrate(
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     resolve_options.validate_options(options)
     memory_bytes = parse_size(memory, "--memory", "memory") if memory else None
-    workers.join(ui)
+    options = replace(options, tensor_split=workers.join(ui))
     texts.read_user_texts(text or [])  # report an unreadable text before a model is downloaded
     source = _open_source(refs[0], config, ui)
     require_distinct_paths([out, moments], [*source.files, *(text or [])])

@@ -58,32 +58,32 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     return unique
 
 
-def add_workers(
-    addresses: Sequence[str], proportions: Sequence[float] = ()
-) -> tuple[RpcWorker, ...]:
+def add_workers(addresses: Sequence[str]) -> tuple[RpcWorker, ...]:
     """Probe the workers at `addresses` and register their devices with llama.cpp, so that models
     that this process loads also use them. Return the workers that were not registered before.
 
-    `proportions`: the share of a model that each device gets (--tensor-split). If empty, llama.cpp
-    chooses by free memory. Raises UserError if a worker cannot be used; then none is registered.
+    Raises UserError if a worker cannot be used; then none is registered.
     """
     workers = tuple(
         probe_worker(worker) for worker in addresses if worker not in rpc.joined_workers()
     )
     for worker in workers:
         rpc.join_worker(worker.endpoint)
-    n_devices = (
-        sum(device.kind in devices.GPU_KINDS for device in devices.list_devices())
-        if proportions
-        else 0
-    )
+    return workers
+
+
+def check_tensor_split(proportions: Sequence[float]) -> None:
+    """Raise UserError for more proportions (--tensor-split) than there are GPUs and devices of
+    registered workers. Empty: llama.cpp distributes the layers by free memory.
+    """
+    if not proportions:
+        return
+    n_devices = sum(device.kind in devices.GPU_KINDS for device in devices.list_devices())
     if len(proportions) > n_devices:
         raise UserError(
             f"--tensor-split has {len(proportions)} numbers for {n_devices} devices",
             hint="give one number for each worker's device in order, then one for each local GPU",
         )
-    devices.set_tensor_split(proportions)
-    return workers
 
 
 def probe_worker(endpoint: str) -> RpcWorker:

@@ -60,7 +60,10 @@ class ModelSwitcher:
         Raises UserError for invalid options, and if an RPC worker cannot be used.
         """
         resolve_options.validate_options(run_flags.options)
-        rpc_workers.join_workers(run_flags.rpc, run_flags.tensor_split, ui)
+        tensor_split = rpc_workers.join_workers(run_flags.rpc, run_flags.tensor_split, ui)
+        run_flags = replace(
+            run_flags, options=replace(run_flags.options, tensor_split=tensor_split)
+        )
         config = replace(config, trust_files=config.trust_files or run_flags.trust)
         self.run_flags, self.config, self.ui = run_flags, config, ui
         self.is_chat, self.parallel, self.must_generate, self.on_other_thread = (
@@ -137,16 +140,16 @@ class ModelSwitcher:
         )
         plan = check_memory(self._plan(model, header, slots), self.run_flags.fit, self.ui.note)
         options = resolve_options.resolve_flash_attention(
-            plan.header, plan.options, plan.gpu_layers, self.config, plan.slots, self.parallel
+            plan.header, plan.options, plan.placement, self.config, plan.slots, self.parallel
         )
-        options = replace(options, gpu_layers=format_layers(plan.gpu_layers))
+        options = replace(options, gpu_layers=format_layers(plan.placement.gpu_layers))
         opening = open_runner(
             model.path,
             options,
             template=template,
             raw=self.run_flags.raw,
             slots=plan.slots,
-            gpu_layers=plan.gpu_layers,
+            placement=plan.placement,
             native_sampling=self.config.native_sampling,
             drafting=plan.drafting,
             needs_text=self.must_generate,
@@ -174,7 +177,7 @@ class ModelSwitcher:
             )
             if requested.profile:
                 self.ui.note(f"using profile {requested.profile}; --no-profile ignores it")
-        options, gpu_layers = resolve_options.resolve_options(
+        options, placement = resolve_options.resolve_options(
             header,
             requested,
             self.ui.warn,
@@ -188,7 +191,7 @@ class ModelSwitcher:
             model.name,
             header,
             options,
-            gpu_layers,
+            placement,
             self._draft_settings(),
             self._n_sequences(slots, resolve_options.spare_sequences(header, options)),
             required_slots=slots,

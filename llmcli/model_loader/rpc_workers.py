@@ -30,8 +30,9 @@ class RpcWorkers:
     rpc: str | None = None  # addresses of workers, such as "host:port,host:port"
     tensor_split: str | None = None  # share of the model for each device, such as "3,1"
 
-    def join(self, ui: "UI", runs_model: bool = True) -> None:
-        """Register the workers, so that models loaded later use them. `runs_model`: whether the
+    def join(self, ui: "UI", runs_model: bool = True) -> tuple[float, ...]:
+        """Register the workers, so that models loaded later use them. Return the proportions of the
+        layers for each device, as RunOptions.tensor_split has them. `runs_model`: whether the
         command loads a model.
 
         Raises UserError if a worker cannot be used, and UsageError if an option was typed but the
@@ -42,37 +43,40 @@ class RpcWorkers:
                 "--rpc and -ts have no effect: this command runs no model here",
                 hint="leave out --rpc and -ts",
             )
-        join_workers(self.rpc, self.tensor_split, ui)
+        return join_workers(self.rpc, self.tensor_split, ui)
 
 
-def join_workers(rpc: str | None, split: str | None, ui: "UI") -> None:
-    """Register the workers at the addresses `rpc`, with the proportions `split`, before any model
-    is opened. From then on, the loss of a worker ends the program with an error. Do nothing if both
-    are None.
+def join_workers(rpc: str | None, split: str | None, ui: "UI") -> tuple[float, ...]:
+    """Register the workers at the addresses `rpc` before any model is opened. From then on, the
+    loss of a worker ends the program with an error. Return the proportions `split` as numbers;
+    empty for None. Do nothing if both are None.
 
     Raises UserError if a worker cannot be used, or for an invalid value.
     """
     if rpc is None and split is None:
-        return
+        return ()
     from llmcli.hardware import rpc_workers
     from llmcli.runtime.binding.rpc import on_worker_loss
 
     addresses = rpc_workers.parse_endpoints(rpc) if rpc is not None else ()
-    rpc_workers.add_workers(addresses, _parse_split(split))
+    proportions = _parse_split(split)
+    rpc_workers.add_workers(addresses)
+    rpc_workers.check_tensor_split(proportions)
     if addresses:
         on_worker_loss(partial(_exit_for_lost_worker, terminal_mode.read_mode(), ui))
+    return proportions
 
 
-def _parse_split(text: str | None) -> list[float]:
-    """Return the proportions in a value of --tensor-split: [3.0, 1.0] for "3,1". Empty for None.
+def _parse_split(text: str | None) -> tuple[float, ...]:
+    """Return the proportions in a value of --tensor-split: (3.0, 1.0) for "3,1". Empty for None.
     Raises UserError for an invalid value.
     """
     if text is None:
-        return []
+        return ()
     try:
-        proportions = [float(proportion) for proportion in text.replace("/", ",").split(",")]
+        proportions = tuple(float(number) for number in text.replace("/", ",").split(","))
     except ValueError:
-        proportions = []
+        proportions = ()
     if (
         not proportions
         or not all(math.isfinite(proportion) and proportion >= 0 for proportion in proportions)

@@ -85,7 +85,7 @@ def _surely_fits(plan: RunPlan) -> bool:
     threads = max(plan.context.n_threads, plan.context.n_threads_batch)
     capacities = (
         host.available_memory(),
-        devices.free_gpu_bytes() if plan.gpu_layers else None,
+        devices.free_gpu_bytes() if plan.placement.uses_gpu else None,
         None if addresses is None else addresses - threads * memory_limits.THREAD_BYTES,
     )
     return all(capacity is None or needed <= capacity for capacity in capacities)

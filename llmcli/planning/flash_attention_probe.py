@@ -23,6 +23,7 @@ from llmcli.planning.attention_stub import HeadShape
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.json_dataclasses import decode_value, parse_object, read_file
@@ -137,7 +138,7 @@ def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "standin.gguf"
         path.write_bytes(attention_stub.build_stub_model(case.heads, n_ctx))
-        model = stack.enter_context(open_model(path, gpu_layers=0, latent=False))
+        model = stack.enter_context(open_model(path, replace(ON_HOST, latent=False)))
         contexts = [
             stack.enter_context(open_context(model, replace(options, flash_attn=flash)))
             for flash in ("on", "off")

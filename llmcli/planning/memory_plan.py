@@ -19,6 +19,7 @@ from llmcli.runtime.binding.devices import HOST_DEVICE, BufferType
 from llmcli.runtime.binding.dry_run import DryRun, dry_run
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import draft_context_options
@@ -377,25 +378,26 @@ def least_free(shares: Iterable[DeviceMemory]) -> int | None:
 def open_memory_planner(
     header: ModelHeader,
     options: ContextOptions,
-    gpu_layers: int,
+    placement: ModelPlacement,
     draft_planner: Planner | None = None,
 ) -> Iterator[Planner]:
     """Open the planner of a model file for the `with` block. The header must have been checked, and
-    `options` must be resolved. `gpu_layers`: number of layers on the GPU; -1: all.
+    `options` must be resolved. `placement`: that of the weights.
 
     Raises UserError if llama.cpp cannot load the file.
     """
-    with dry_run(
-        header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention
-    ) as unloaded_model:
+    with dry_run(header.path, placement.for_header(header)) as unloaded_model:
         yield Planner(unloaded_model, header, options, draft_planner)
 
 
 def largest_gpu_layers(
-    header: ModelHeader, options: ContextOptions, draft_planner: Planner | None = None
+    header: ModelHeader,
+    options: ContextOptions,
+    placement: ModelPlacement,
+    draft_planner: Planner | None = None,
 ) -> int | None:
     """Return the largest number of layers (-ngl) that fit on the GPUs with a context with these
-    options, by dry runs. The output matrix counts as one layer. None: no GPU, or unknown.
+    options, by dry runs. `placement` is used but for its number of layers. The output matrix counts as one layer. None: no GPU, or unknown.
 
     `llmcli plan` reports this number. `-ngl auto` does not use it: `_gpu_layers` in
     resolve_options.py estimates a number without a dry run.
@@ -405,7 +407,8 @@ def largest_gpu_layers(
         return None
 
     def free_after(number: int) -> int | None:
-        with open_memory_planner(header, options, number - 1, draft_planner) as planner:
+        moved = replace(placement, gpu_layers=number - 1)
+        with open_memory_planner(header, options, moved, draft_planner) as planner:
             shares = planner.device_memory(options)
         return least_free(share for share in shares if share.device in gpus)
 
@@ -413,12 +416,14 @@ def largest_gpu_layers(
     return None if largest is None else max(0, largest - 1)
 
 
-def measure_loaded(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> MemoryPlan:
+def measure_loaded(
+    header: ModelHeader, options: ContextOptions, placement: ModelPlacement
+) -> MemoryPlan:
     """Load the model, compute one micro-batch, and return the memory that it then has. Raises
     UserError if llama.cpp cannot load the file.
     """
     with (
-        open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention) as model,
+        open_model(header.path, placement.for_header(header)) as model,
         open_context(model, options) as context,
     ):
         breakdown = context.memory_breakdown()

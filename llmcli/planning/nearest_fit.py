@@ -67,7 +67,7 @@ class NearestFit:
             upper_bound.predict_cache(plan.header, plan.context),
             self.free_by_device[HOST_DEVICE],
         )
-        if cache and free is not None and not plan.gpu_layers and cache.nbytes > free:
+        if cache and free is not None and not plan.placement.uses_gpu and cache.nbytes > free:
             return free - cache.nbytes  # the cache alone is too large, so a dry run is not needed
         free_bytes = dict(self.free_by_device)
         shares = self.device_memory(plan)
@@ -209,11 +209,11 @@ def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
             draft_header = read_header.read_header(plan.drafting.model)
             load_checks.check_loadable(draft_header)
             draft = stack.enter_context(
-                open_memory_planner(draft_header, plan.draft_context, -1 if plan.gpu_layers else 0)
+                open_memory_planner(draft_header, plan.draft_context, plan.placement.for_draft())
             )
         yield NearestFit(
             stack.enter_context(
-                open_memory_planner(plan.header, plan.context, plan.gpu_layers, draft)
+                open_memory_planner(plan.header, plan.context, plan.placement, draft)
             )
         )
 

@@ -15,6 +15,7 @@ from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.cache_types import check_cache_types
 from llmcli.runtime.binding.kernels import gemm
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.engine.schedule import Schedule
@@ -43,9 +44,9 @@ def resolve_options(
     slots: int = 1,
     predict: int | None = None,
     note: Callable[[str], None] = lambda text: None,
-) -> tuple[RunOptions, int]:
-    """Fill in the context size and the numbers of threads. Return the options, and the number of
-    layers on the GPU (-1: all).
+) -> tuple[RunOptions, ModelPlacement]:
+    """Fill in the context size and the numbers of threads. Return the options, and the placement of
+    the weights.
 
     If the user has set no context size, it is the length that the model was trained on, but at most
     DEFAULT_MAX_CTX tokens and at most what fits into the free memory. Each of the `slots` sequences
@@ -58,13 +59,13 @@ def resolve_options(
     """
     validate_options(options)
     threads = options.threads or host.core_count()
-    gpu_layers = _gpu_layers(header, options, note)
+    placement = ModelPlacement(_gpu_layers(header, options, note), options.tensor_split)
     trained = header.context_length or 4096
     default_size = min(trained, DEFAULT_MAX_CTX)
     if slots > 1:
         answer_tokens = (slots - 1) * min(predict or 0, default_size)
         default_size = kv_size.round_up_cells(default_size + answer_tokens)
-    on_gpu = gpu_layers != 0
+    on_gpu = placement.uses_gpu
     check_positions(header, options.ctx_size or 0)
     default_size = min(default_size, header.max_positions or default_size)
     size = options.ctx_size or min(
@@ -83,7 +84,7 @@ def resolve_options(
     filled = replace(
         options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads
     )
-    return filled, gpu_layers
+    return filled, placement
 
 
 def check_positions(header: ModelHeader, size: int, hint: str = "") -> None:
@@ -101,7 +102,7 @@ def check_positions(header: ModelHeader, size: int, hint: str = "") -> None:
 def resolve_flash_attention(
     header: ModelHeader,
     options: RunOptions,
-    gpu_layers: int,
+    placement: ModelPlacement,
     config: Config,
     slots: int = 1,
     parallel: int = 1,
@@ -118,7 +119,7 @@ def resolve_flash_attention(
     Flash attention stays on with more than MAX_PLAIN_ANSWERS parallel answers, and if there is no
     memory for the scores of plain attention.
     """
-    request = _AttentionRequest(header, options, gpu_layers, slots, parallel)
+    request = _AttentionRequest(header, options, placement, slots, parallel)
     if any(is_reason(request) for is_reason in REASONS_TO_KEEP_FLASH):
         return options
     plain = _plan_plain_attention(request)
@@ -133,7 +134,7 @@ class _AttentionRequest:
 
     header: ModelHeader
     options: RunOptions
-    gpu_layers: int
+    placement: ModelPlacement
     slots: int  # number of sequences in the context
     parallel: int  # number of answers at once
 
@@ -165,7 +166,7 @@ def _has_quantized_cache(request: _AttentionRequest) -> bool:
 
 
 def _uses_gpu(request: _AttentionRequest) -> bool:
-    return request.gpu_layers != 0
+    return request.placement.uses_gpu
 
 
 def _has_latent_attention(request: _AttentionRequest) -> bool:

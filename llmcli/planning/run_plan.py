@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.draft_settings import DraftSettings, draft_context_options
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import context_options
@@ -18,7 +19,7 @@ class RunPlan:
     name: str  # name of the model, for messages
     header: ModelHeader
     options: RunOptions  # with all values resolved (resolve_options.py)
-    gpu_layers: int  # number of layers on the GPU; -1: all
+    placement: ModelPlacement  # of the weights
     drafting: DraftSettings
     slots: int = 1  # number of sequences in the context
     # How many of the sequences are needed for parallel answers. The others only cache the branches
@@ -47,7 +48,7 @@ class RunPlan:
     @property
     def context(self) -> ContextOptions:
         """Return the options of the llama.cpp context of the run."""
-        return context_options(self.options, self.slots, self.drafting, self.gpu_layers)
+        return context_options(self.options, self.slots, self.drafting, self.placement)
 
     def describe(self, other: "RunPlan") -> str:
         """Return the changes from this plan to `other` in words, such as "4,096 tokens of context

@@ -18,6 +18,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.devices import free_gpu_bytes
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.base import DrafterResources
@@ -74,11 +75,9 @@ def parse_ngram_draft(text: str) -> str:
     return text.lower()
 
 
-def uses_gpu(gpu_layers: int) -> bool:
-    """Return whether a GPU computes any layer. `gpu_layers`: the number of layers on the GPU, or a
-    negative number for all.
-    """
-    return gpu_layers != 0 and free_gpu_bytes() is not None
+def uses_gpu(placement: ModelPlacement) -> bool:
+    """Return whether a GPU of this machine or of a worker computes any layer."""
+    return placement.uses_gpu and free_gpu_bytes() is not None
 
 
 def _can_be_exact(options: RunOptions, gpu: bool) -> bool:
@@ -100,7 +99,7 @@ def open_speculation(
     model: Model,
     context: Context,
     options: RunOptions,
-    gpu_layers: int,
+    placement: ModelPlacement,
 ) -> Iterator[Speculation | None]:
     """Create the drafters for a model and measure the cost of its passes in `context`, which must
     be empty. Yield None when drafting is off or cannot save time.
@@ -122,13 +121,13 @@ def open_speculation(
     with ExitStack() as stack:
         draft = (
             stack.enter_context(
-                _open_draft_model(settings.model, header, context, options, gpu_layers)
+                _open_draft_model(settings.model, header, context, options, placement)
             )
             if settings.model
             else None
         )
         cost = measure_pass_cost(context, output_rows)
-        exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(gpu_layers)) else 0
+        exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(placement)) else 0
         max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
         resources = DrafterResources(
             settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0), draft, model
@@ -159,10 +158,14 @@ def draft_context_options(context: ContextOptions) -> ContextOptions:
 
 @contextmanager
 def _open_draft_model(
-    path: Path, header: ModelHeader, context: Context, options: RunOptions, gpu_layers: int
+    path: Path,
+    header: ModelHeader,
+    context: Context,
+    options: RunOptions,
+    placement: ModelPlacement,
 ) -> Iterator[tuple[Context, PassCost]]:
     """Open the draft model in the file `path`. Yield its context and the measured cost of its
-    passes. `header`, `context` and `options`: those of the model that it drafts for.
+    passes. The other arguments are those of the model that it drafts for.
 
     Raises UserError when the draft model has another vocabulary or a recurrent state.
     """
@@ -177,9 +180,8 @@ def _open_draft_model(
         flash_attn=options.flash_attn,
     )
     context_options = draft_context_options(main_options)
-    gpu_layers = -1 if gpu_layers else 0
     with (
-        open_model(path, gpu_layers=gpu_layers, latent=draft_header.has_latent_attention) as model,
+        open_model(path, placement.for_draft().for_header(draft_header)) as model,
         open_context(model, context_options) as draft_context,
     ):
         if draft_context.is_recurrent:

@@ -26,6 +26,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.devices import repacks_for_amx
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
@@ -111,9 +112,7 @@ def open_reproducible(
         tensor.type in ROW_DEPENDENT_TYPES for tensor in header.tensors
     )
     for repack in (True, False) if can_repack else (False,):
-        opened = open_model(
-            header.path, gpu_layers=0, latent=header.has_latent_attention, repack=repack
-        )
+        opened = open_model(header.path, replace(ON_HOST, repack=repack).for_header(header))
         with opened as model, open_context(model, replace(options, swa_full=True)) as context:
             if context.is_recurrent:
                 raise UserError(

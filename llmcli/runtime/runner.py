@@ -19,6 +19,7 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import no_cache_error
 from llmcli.runtime.binding.sampler import NativeChains
@@ -483,15 +484,14 @@ class Runner:
 
 
 def context_options(
-    options: RunOptions, slots: int, drafting: DraftSettings, gpu_layers: int
+    options: RunOptions, slots: int, drafting: DraftSettings, placement: ModelPlacement
 ) -> ContextOptions:
     """Return the options of the llama.cpp context for these run options. `options` must have
-    ctx_size and threads. `slots`: the number of sequences. `gpu_layers`: the number of layers on
-    the GPU, or a negative number for all.
+    ctx_size and threads. `slots`: the number of sequences. `placement`: that of the model.
     """
     assert options.ctx_size and options.threads, options
     outputs = max(
-        drafting.max_outputs(options, uses_gpu(gpu_layers)), options.scoring_outputs + slots
+        drafting.max_outputs(options, uses_gpu(placement)), options.scoring_outputs + slots
     )
     rows = (
         min(options.max_rows, prefill_context.DECODE_UBATCH_ROWS)
@@ -522,7 +522,7 @@ def open_runner(
     template: str | None = None,
     raw: bool = False,
     slots: int = 1,
-    gpu_layers: int = -1,
+    placement: ModelPlacement = EVERYWHERE,
     native_sampling: bool = True,
     drafting: DraftSettings = NO_DRAFTING,
     needs_text: bool = True,
@@ -532,7 +532,7 @@ def open_runner(
     - `options`: must have ctx_size and threads (planning/resolve_options.py).
     - `template`: the text of a chat template that replaces the file's. `raw`: use no template.
     - `slots`: the number of sequences that can be computed at once.
-    - `gpu_layers`: the number of layers on the GPU, or a negative number for all.
+    - `placement`: on which devices the weights are put.
     - `needs_text`: whether the model must generate text. False also accepts a model that only
       computes embeddings.
 
@@ -551,13 +551,13 @@ def open_runner(
         if slots > 1:
             drafting = NO_DRAFTING
     gemm_min_rows = gemm.choose_min_rows(
-        options.gemm, slots, drafting.max_outputs(options, uses_gpu(gpu_layers)) > 1
+        options.gemm, slots, drafting.max_outputs(options, uses_gpu(placement)) > 1
     )
-    context_settings = context_options(options, slots, drafting, gpu_layers)
+    context_settings = context_options(options, slots, drafting, placement)
     opened = (
         reproducible.open_reproducible(header, context_settings)
         if options.reproducible
-        else _open_model(header, context_settings, gpu_layers)
+        else _open_model(header, context_settings, placement)
     )
     with ExitStack() as stack:
         stack.enter_context(gemm.enabled(gemm_min_rows))
@@ -574,7 +574,7 @@ def open_runner(
             else None
         )
         speculation = stack.enter_context(
-            open_speculation(drafting, header, model, context, options, gpu_layers)
+            open_speculation(drafting, header, model, context, options, placement)
         )
         parts = OpenedParts(
             header,
@@ -613,10 +613,10 @@ def open_template(
 
 @contextmanager
 def _open_model(
-    header: model_header.ModelHeader, options: ContextOptions, gpu_layers: int
+    header: model_header.ModelHeader, options: ContextOptions, placement: ModelPlacement
 ) -> Iterator[tuple[Model, Context]]:
     """Open the model with this header, and a context for it."""
-    opened = open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention)
+    opened = open_model(header.path, placement.for_header(header))
     with opened as model, open_context(model, options) as context:
         yield model, context
 

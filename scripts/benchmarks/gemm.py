@@ -25,6 +25,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 
@@ -61,7 +62,7 @@ def compare(path: Path, count: int, args: argparse.Namespace) -> None:
         n_outputs=max(answers, 1),
     )
     min_rows = (gemm.MIN_ANSWER_ROWS, 0)
-    with gemm.enabled(min_rows[0]), open_model(path, gpu_layers=0) as model:
+    with gemm.enabled(min_rows[0]), open_model(path, ON_HOST) as model:
         with open_context(model, options) as ours, open_context(model, options) as theirs:
             seconds_of: tuple[list[float], list[float]] = [], []
             logits = [np.empty(0), np.empty(0)]

@@ -34,6 +34,7 @@ from llmcli.planning import memory_plan
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.ui import UI
@@ -77,7 +78,7 @@ def plan_bytes(path: Path, options: ContextOptions) -> dict[str, Any]:
     """Return the planned bytes of every entry of PARTS, without loading the model."""
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
-    with memory_plan.open_memory_planner(header, options, 0) as planner:
+    with memory_plan.open_memory_planner(header, options, ON_HOST) as planner:
         plan = planner.memory_plan()
     return {part: getattr(plan.sums, part) for part in PARTS[:5]} | {
         "interpreter": plan.overhead,
@@ -91,7 +92,7 @@ def measure_bytes(path: Path, options: ContextOptions) -> dict[str, Any]:
     """
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
-    opened = open_model(path, gpu_layers=0, latent=header.has_latent_attention)
+    opened = open_model(path, ON_HOST.for_header(header))
     with opened as model, open_context(model, options) as context:
         fill_cache(context)
         resident = host.resident_memory()

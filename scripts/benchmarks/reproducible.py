@@ -28,6 +28,7 @@ from llmcli.runtime import kv_size, reproducible
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file import read_header
@@ -152,7 +153,7 @@ def open_reproducible_or_plain(
     else:
         repack = args.layout == "best"
         with (
-            open_model(path, gpu_layers=0, repack=repack) as model,
+            open_model(path, ModelPlacement(0, repack=repack)) as model,
             open_context(model, options) as context,
         ):
             yield context

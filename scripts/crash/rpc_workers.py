@@ -34,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from scripts.crash.under_load import load, print_counts
 
 SUBNET = "10.213"
@@ -163,7 +164,7 @@ def compute_one_way(args: argparse.Namespace) -> dict[str, Any]:
     options = ContextOptions(1024, 512, 512, 1, 1, 1, "q8_0", "q8_0", "on")
     layers = -1 if on_workers else 0
     with (
-        open_model(args.model, gpu_layers=layers, repack=args.inside == "here") as model,
+        open_model(args.model, ModelPlacement(layers, repack=args.inside == "here")) as model,
         open_context(model, options) as context,
     ):
         tokens = [(7 + 101 * index) % model.n_vocab for index in range(args.prompt)]

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.sampler import NativeChains
@@ -200,13 +201,13 @@ def main() -> None:
             threads=1,
         )
         with ExitStack() as stack:
-            model = stack.enter_context(open_model(small, gpu_layers=0))
+            model = stack.enter_context(open_model(small, ON_HOST))
             options = ContextOptions(512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")
             compare_answers(
                 stack.enter_context(open_context(model, options)), model, args.prompts, args.tokens
             )
         with ExitStack() as stack:
-            model = stack.enter_context(open_model(args.model or small, gpu_layers=0))
+            model = stack.enter_context(open_model(args.model or small, ON_HOST))
             threads = args.threads
             options = ContextOptions(2048, n_seq_max=8, n_threads=threads, n_threads_batch=threads)
             context = stack.enter_context(open_context(model, options))

@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.drafting.base import Drafter
@@ -135,7 +136,7 @@ def engines(
     `small`: file of the draft model. `guess`: the largest number of drafted tokens per pass.
     """
     vocabulary = FakeVocabulary(model.piece, lambda token: False, model.n_vocab)
-    draft = stack.enter_context(open_model(small, gpu_layers=0))
+    draft = stack.enter_context(open_model(small, ON_HOST))
     options = ContextOptions(256, n_outputs=4)
     drafter = DraftModel(stack.enter_context(open_context(draft, options)), vocabulary, 0.001, 0.0)
     drafters: dict[str, Drafter | None] = {
@@ -183,7 +184,7 @@ def main() -> int:
                 file,
                 threads=1,
             )
-        model = stack.enter_context(open_model(files["Q8_0"], gpu_layers=0))
+        model = stack.enter_context(open_model(files["Q8_0"], ON_HOST))
         context = stack.enter_context(open_context(model, ContextOptions(256, n_outputs=16)))
         vocabulary = FakeVocabulary(model.piece, lambda token: False, model.n_vocab)
         prompt = tuple(model.tokenize(TEXT, special=False, add_special=True))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.ui import UI
 from llmcli.workflows.evaluation.text import read_evaluation_text
 from quant.calibration import imatrix, moments
@@ -276,7 +277,7 @@ def test_moments_equal_those_that_numpy_computes_from_the_input_rows(
     assert "one pass over the text" in done.err
     measured = moments.load_moments(moments_file)
     rows_by_name: dict[str, list[Any]] = {}
-    with open_model(model, gpu_layers=0) as loaded_model:
+    with open_model(model, ON_HOST) as loaded_model:
         ids = loaded_model.tokenize(text.read_text(), special=False, add_special=True)[:128]
 
         def sink(activation: Any) -> None:

@@ -60,13 +60,15 @@ from pathlib import Path
 from llmcli.hardware.rpc_workers import add_workers
 from llmcli.planning.memory_plan import measure_loaded, open_memory_planner
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from quant.model_file.read_header import read_header
 header = read_header(Path(sys.argv[2]))
-add_workers((sys.argv[1],), (1.0,))
+add_workers((sys.argv[1],))
+PLACEMENT = ModelPlacement(tensor_split=(1.0,))
 options = ContextOptions(256, 64, 64, 1, 1, 1, "f16", "f16", "auto")
-with open_memory_planner(header, options, -1) as planner:
+with open_memory_planner(header, options, PLACEMENT) as planner:
     planned = planner.memory_plan()
-plans = (planned, measure_loaded(header, options, -1))
+plans = (planned, measure_loaded(header, options, PLACEMENT))
 print(json.dumps([[asdict(device) for device in plan.devices] for plan in plans]))
 """
 

@@ -15,6 +15,7 @@ from llmcli.planning import admission, memory_plan, nearest_fit, upper_bound
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import read_header
@@ -39,7 +40,7 @@ def no_growth(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_plan(model: Path, **changes: object) -> RunPlan:
     """Return a plan with a context of LONG tokens, with some fields changed."""
     plan = RunPlan(
-        "tiny", read_header.read_header(model), OPTIONS, 0, NO_DRAFTING, is_ctx_requested=True
+        "tiny", read_header.read_header(model), OPTIONS, ON_HOST, NO_DRAFTING, is_ctx_requested=True
     )
     return replace(plan, **changes)  # type: ignore[arg-type]
 
@@ -226,7 +227,7 @@ def test_upper_bound_is_above_the_dry_run(tmp_path, make, flash):
             4096, 64, 64, 16, type_k="f32", flash_attn=flash, unified=False, n_outputs=16
         ),
     ):
-        with memory_plan.open_memory_planner(header, options, 0) as planner:
+        with memory_plan.open_memory_planner(header, options, ON_HOST) as planner:
             total = planner.memory_plan().sums.total
         assert total is not None
         assert total <= upper_bound.upper_bound_bytes(header, options)
@@ -240,7 +241,7 @@ def test_upper_bound_is_above_the_dry_run_for_real_models(smollm2, gemma3):
             ContextOptions(8192, n_seq_max=4),
             ContextOptions(1024, flash_attn="off", n_outputs=16),
         ):
-            with memory_plan.open_memory_planner(header, options, 0) as planner:
+            with memory_plan.open_memory_planner(header, options, ON_HOST) as planner:
                 assert (planner.memory_plan().sums.total or 0) <= upper_bound.upper_bound_bytes(
                     header, options
                 )

@@ -17,6 +17,7 @@ from llmcli.planning.flash_attention_probe import AttentionCase, AttentionTimes
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file import load_checks, read_header
@@ -49,7 +50,7 @@ def test_stub_model_has_the_given_heads_and_runs(tmp_path: Path) -> None:
     cache_shape = kv_size.read_shape(header.metadata)
     assert cache_shape and HeadShape.from_header(header, cache_shape) == HEADS
     with (
-        open_model(path, gpu_layers=0) as model,
+        open_model(path, ON_HOST) as model,
         open_context(model, ContextOptions(64)) as context,
     ):
         (row,) = context.decode(BatchRows([1, 2], [0, 1], [0, 0], [False, True]))

@@ -8,6 +8,7 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file.read_header import read_header
@@ -34,7 +35,7 @@ def test_a_context_computes_no_later_position(arch: str, tmp_path: Path) -> None
     path = tmp_path / "tiny.gguf"
     assert tiny_architectures.write_model(path, arch) == ""
     with (
-        open_model(path, gpu_layers=0) as model,
+        open_model(path, ON_HOST) as model,
         open_context(model, ContextOptions(512)) as context,
     ):
         assert context.n_ctx == 256

@@ -11,6 +11,7 @@ from llmcli.planning import memory_plan
 from llmcli.runtime.binding import dry_run
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model_placement import ON_HOST
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -42,9 +43,9 @@ def q4_0_model(tmp_path_factory) -> Path:
 def compare(path: Path, options: ContextOptions) -> memory_plan.MemoryPlan:
     """Assert that the plan of a context equals the measured memory. Return the plan."""
     header = read_header.read_header(path)
-    with memory_plan.open_memory_planner(header, options, 0) as planner:
+    with memory_plan.open_memory_planner(header, options, ON_HOST) as planner:
         planned = planner.memory_plan()
-    measured = memory_plan.measure_loaded(header, options, 0)
+    measured = memory_plan.measure_loaded(header, options, ON_HOST)
     assert (planned.n_ctx, planned.sums.total) == (measured.n_ctx, measured.sums.total)
     for field in FIELDS:
         assert getattr(planned.sums, field) == getattr(measured.sums, field), field
@@ -120,7 +121,7 @@ def test_planning_allocates_no_cache(q4_0_model):
     """Planning a cache of more than a gibibyte takes less than a tenth of its size."""
     header, before = read_header.read_header(q4_0_model), host.resident_memory()
     assert before
-    with memory_plan.open_memory_planner(header, ContextOptions(1 << 20), 0) as planner:
+    with memory_plan.open_memory_planner(header, ContextOptions(1 << 20), ON_HOST) as planner:
         planned = planner.memory_plan()
     after = host.resident_memory()
     assert after
@@ -134,7 +135,7 @@ def test_planning_allocates_no_cache(q4_0_model):
 def test_largest_context_fits_and_the_next_longer_one_does_not(q4_0_model, monkeypatch, options):
     header = read_header.read_header(q4_0_model)
     monkeypatch.setattr(host, "available_memory", lambda: 24 << 20)
-    with memory_plan.open_memory_planner(header, options, 0) as planner:
+    with memory_plan.open_memory_planner(header, options, ON_HOST) as planner:
         longest = {kind: planner.largest_context(kind) for kind in memory_plan.PLANNED_CACHE_TYPES}
     assert all(longest.values())
     assert longest["f16"] < longest["q8_0"] < longest["q4_0"]  # type: ignore[operator]
@@ -142,14 +143,14 @@ def test_largest_context_fits_and_the_next_longer_one_does_not(q4_0_model, monke
     for kind, cells in longest.items():
         for more, fits in ((0, True), (step, False)):
             longer = replace(options, n_ctx=cells + more, type_k=kind, type_v=kind)  # type: ignore[operator]
-            with memory_plan.open_memory_planner(header, longer, 0) as planner:
+            with memory_plan.open_memory_planner(header, longer, ON_HOST) as planner:
                 assert planner.memory_plan().fits is fits, (kind, cells, more)
 
 
 def test_largest_context_is_0_if_nothing_fits(q4_0_model, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: 1000)
     with memory_plan.open_memory_planner(
-        read_header.read_header(q4_0_model), ContextOptions(512), 0
+        read_header.read_header(q4_0_model), ContextOptions(512), ON_HOST
     ) as planner:
         assert planner.largest_context("f16") == 0
         assert planner.memory_plan().fits is False
@@ -157,7 +158,7 @@ def test_largest_context_is_0_if_nothing_fits(q4_0_model, monkeypatch):
 
 def test_largest_context_is_unknown_for_a_type_that_the_heads_do_not_support(stories_gguf):
     with memory_plan.open_memory_planner(
-        read_header.read_header(stories_gguf), ContextOptions(256), 0
+        read_header.read_header(stories_gguf), ContextOptions(256), ON_HOST
     ) as planner:
         assert [planner.supports_cache_type(kind) for kind in memory_plan.PLANNED_CACHE_TYPES] == [
             True,
@@ -171,7 +172,7 @@ def test_sizes_that_llama_cpp_does_not_report_are_unknown(q4_0_model, monkeypatc
     monkeypatch.setattr(Context, "memory_breakdown", lambda self: None)
     monkeypatch.setattr(dry_run.DryRun, "tensor_buffers", lambda self: None)
     header = read_header.read_header(q4_0_model)
-    with memory_plan.open_memory_planner(header, ContextOptions(512), 0) as planner:
+    with memory_plan.open_memory_planner(header, ContextOptions(512), ON_HOST) as planner:
         planned = planner.memory_plan()
         assert planner.largest_context("f16") is None
     assert [planned.sums.repacked, planned.sums.compute, planned.sums.total] == [None] * 3
@@ -182,7 +183,7 @@ def test_sizes_that_llama_cpp_does_not_report_are_unknown(q4_0_model, monkeypatc
     )
     assert planned.cache is not None
     monkeypatch.setattr(host, "available_memory", lambda: header.tensor_bytes - 1)
-    with memory_plan.open_memory_planner(header, ContextOptions(512), 0) as planner:
+    with memory_plan.open_memory_planner(header, ContextOptions(512), ON_HOST) as planner:
         assert planner.memory_plan().fits is False  # the known weights alone are too large
 
 
@@ -190,7 +191,7 @@ def test_memory_of_the_machine_may_be_unknown(q4_0_model, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: None)
     monkeypatch.setattr(host, "resident_memory", lambda: None)
     with memory_plan.open_memory_planner(
-        read_header.read_header(q4_0_model), ContextOptions(512), 0
+        read_header.read_header(q4_0_model), ContextOptions(512), ON_HOST
     ) as planner:
         planned = planner.memory_plan()
         assert planner.largest_context("f16") is None
@@ -200,7 +201,7 @@ def test_memory_of_the_machine_may_be_unknown(q4_0_model, monkeypatch):
 
 def test_plan_of_a_context_too_long_for_a_dry_run_has_only_weights_and_cache(q4_0_model):
     with memory_plan.open_memory_planner(
-        read_header.read_header(q4_0_model), ContextOptions(2_000_000_000), 0
+        read_header.read_header(q4_0_model), ContextOptions(2_000_000_000), ON_HOST
     ) as planner:
         planned = planner.memory_plan()
     assert planned.cache is not None

@@ -9,13 +9,14 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning import flash_attention_probe, resolve_options
 from llmcli.planning.attention_stub import HeadShape
+from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
 from tests.fixtures.fakes import fake_header
 
 
 def resolve(monkeypatch, memory: int | None, **options):
-    """Return the resolved options, the GPU layers and the warnings on a machine with `memory` bytes
+    """Return the resolved options, the placement and the warnings on a machine with `memory` bytes
     and no GPU.
     """
     monkeypatch.setattr(host, "available_memory", lambda: memory)
@@ -28,8 +29,8 @@ def resolve(monkeypatch, memory: int | None, **options):
 
 
 def test_default_context_is_the_trained_length(monkeypatch):
-    options, layers, warnings = resolve(monkeypatch, 1 << 34)
-    assert (options.ctx_size, layers, warnings) == (256, 0, [])
+    options, placement, warnings = resolve(monkeypatch, 1 << 34)
+    assert (options.ctx_size, placement, warnings) == (256, ON_HOST, [])
     assert options.threads == options.threads_batch == host.core_count()
 
 
@@ -167,7 +168,7 @@ def flash(monkeypatch, memory: int | None = 1 << 34, layers: int = 0, **options)
     monkeypatch.setattr(host, "available_memory", lambda: memory)
     run_options = RunOptions(**{"ctx_size": 8192, "threads": 1, **options})
     return resolve_options.resolve_flash_attention(
-        fake_header(), run_options, layers, load_config()
+        fake_header(), run_options, ModelPlacement(layers), load_config()
     ).flash_attn
 
 

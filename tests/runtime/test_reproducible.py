@@ -326,11 +326,12 @@ from llmcli import config
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from tests.runtime.test_reproducible import feed, random_tokens
 
 config.disable_tiled_kernels()
 options = ContextOptions(256, 256, 256, 1, 1, 1, "q8_0", "q8_0", "on", swa_full=True)
-with open_model(Path(sys.argv[1]), gpu_layers=0, repack=False) as model, open_context(model, options) as context:
+with open_model(Path(sys.argv[1]), ModelPlacement(0, repack=False)) as model, open_context(model, options) as context:
     whole = feed(context, random_tokens(60), 60)
     for chunk in (1, 4, 7, 9):
         context.clear()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.serve.http.routes import ROUTES
@@ -20,7 +21,7 @@ from tests.serve.http.test_errors import post
 def tiny(stories_gguf: Path) -> Iterator[Served]:
     """A server of stories260K with a context that is large enough for tools."""
     options = RunOptions(ctx_size=2048, threads=1, threads_batch=1)
-    with open_runner(stories_gguf, options, template=CHAT, slots=8, gpu_layers=0) as runner:
+    with open_runner(stories_gguf, options, template=CHAT, slots=8, placement=ON_HOST) as runner:
         with serving(runner, max_answer_tokens=8) as served:
             yield served
 

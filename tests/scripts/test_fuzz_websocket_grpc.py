@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from scripts.fuzz import websocket_grpc
@@ -18,7 +19,7 @@ def tiny(stories_gguf: Path) -> Iterator[Served]:
     """A server of stories260K over HTTP and gRPC, with a context that is large enough for tools."""
     pytest.importorskip("grpc")
     options = RunOptions(ctx_size=2048, threads=1, threads_batch=1)
-    with open_runner(stories_gguf, options, template=CHAT, slots=8, gpu_layers=0) as runner:
+    with open_runner(stories_gguf, options, template=CHAT, slots=8, placement=ON_HOST) as runner:
         with serving(runner, max_answer_tokens=8, grpc_port=0) as served:
             yield served
 

@@ -27,6 +27,7 @@ from llmcli.runtime.binding.context import Aborted, Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.types import ProgressDisplay
@@ -51,11 +52,11 @@ class ModelTest:
     test: SpeedTest
 
     @property
-    def weights_key(self) -> tuple[Path, int]:
-        """The model file and the number of GPU layers. Sides with equal keys can share one loaded
-        copy of the weights.
+    def weights_key(self) -> tuple[Path, ModelPlacement]:
+        """The model file and its placement. Sides with equal keys can share one loaded copy of the
+        weights.
         """
-        return self.path, self.test.n_gpu_layers
+        return self.path, self.test.placement
 
     def context_options(self) -> ContextOptions:
         """Return the options of the llama.cpp context in which this side is measured."""
@@ -197,10 +198,10 @@ def compare_tests(
 
 def _models(
     pairs: Sequence[tuple[ModelTest, ModelTest]], stack: ExitStack
-) -> dict[tuple[Path, int], Model]:
+) -> dict[tuple[Path, ModelPlacement], Model]:
     stack.enter_context(gemm.enabled(gemm.MIN_PROMPT_ROWS))
     wanted = dict.fromkeys(side.weights_key for pair in pairs for side in pair)
-    return {key: stack.enter_context(open_model(key[0], gpu_layers=key[1])) for key in wanted}
+    return {key: stack.enter_context(open_model(*key)) for key in wanted}
 
 
 @contextmanager
@@ -300,7 +301,7 @@ def _reloaded(a: ModelTest, b: ModelTest) -> Iterator[tuple[Measure, Measure, Ti
     """
 
     def once(side: ModelTest) -> float:
-        with open_model(side.path, gpu_layers=side.test.n_gpu_layers) as model:
+        with open_model(*side.weights_key) as model:
             about = ModelUnderTest(str(side.path), "", 0, 0)
             return measure_test(model, about, side.test, 1).samples_ts[0]
 
@@ -315,7 +316,7 @@ def fit_in_memory(a: ModelTest, b: ModelTest) -> bool:
     free: dict[str, int] = {}
     for number, side in enumerate((a, b)):
         header = read_header.read_header(side.path)
-        with open_memory_planner(header, side.context_options(), side.test.n_gpu_layers) as plan:
+        with open_memory_planner(header, side.context_options(), side.test.placement) as plan:
             shares = plan.memory_plan().devices
         for share in shares:
             nbytes = _bytes(share, includes_weights=not number or a.weights_key != b.weights_key)

@@ -137,12 +137,27 @@ def compare_saved_runs(
 
 
 def build_tests(
-    prompts: Sequence[str] | None, gens: Sequence[str] | None, depths: Sequence[str] | None
+    prompts: Sequence[str] | None,
+    gens: Sequence[str] | None,
+    depths: Sequence[str] | None,
+    tensor_split: tuple[float, ...] = (),
 ) -> list[SpeedTest]:
     """Return every combination of a depth with a prompt length or a number of generated tokens. All
-    other settings are llama-bench's defaults. Raises UserError if there is no test.
+    other settings are llama-bench's defaults. `tensor_split`: see ModelPlacement. Raises UserError if there is no test.
     """
-    base = SpeedTest(0, 0, 0, 2048, 512, "f16", "f16", host.core_count(), -1, "auto")
+    base = SpeedTest(
+        0,
+        0,
+        0,
+        2048,
+        512,
+        "f16",
+        "f16",
+        host.core_count(),
+        -1,
+        "auto",
+        tensor_split=tensor_split,
+    )
     lengths = [
         (count, 0) for count in parameter_grid.parse_numbers("-p", prompts or ["512"]) if count
     ]

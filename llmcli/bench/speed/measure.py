@@ -20,6 +20,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.interruptible_pass import interruptible
 from llmcli.runtime.requests.request import percentile
@@ -133,9 +134,11 @@ def standard_deviation(values: list[float]) -> float:
 
 
 @contextmanager
-def open_model_under_test(path: Path, gpu_layers: int) -> Iterator[tuple[Model, ModelUnderTest]]:
+def open_model_under_test(
+    path: Path, placement: ModelPlacement
+) -> Iterator[tuple[Model, ModelUnderTest]]:
     """Load a model for a measurement. Yields the model and facts about it."""
-    with gemm.enabled(gemm.MIN_PROMPT_ROWS), open_model(path, gpu_layers=gpu_layers) as model:
+    with gemm.enabled(gemm.MIN_PROMPT_ROWS), open_model(path, placement) as model:
         reading_pace = measure_pace(lambda text: model.tokenize(text, special=False))
         yield (
             model,

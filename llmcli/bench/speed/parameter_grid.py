@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.model_placement import ModelPlacement
 
 RANGE_PATTERN = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
 MAX_VALUES = 10_000
@@ -31,6 +32,12 @@ class SpeedTest:
     n_gpu_layers: int
     flash_attn: str
     n_parallel: int = 1
+    tensor_split: tuple[float, ...] = ()
+
+    @property
+    def placement(self) -> ModelPlacement:
+        """The devices of the model's weights."""
+        return ModelPlacement(self.n_gpu_layers, self.tensor_split)
 
     @property
     def tokens(self) -> int:

@@ -62,8 +62,8 @@ def run_tests(
         len(tests) * (settings.repetitions if settings.is_sweep else 1),
         "tests",
     ) as bar:
-        for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):
-            with measure.open_model_under_test(path, layers) as (model, about):
+        for placement, group in groupby(tests, key=lambda test: test.placement):
+            with measure.open_model_under_test(path, placement) as (model, about):
                 for measured in _measure_tests(
                     list(group), settings, _ModelBench(model, about, settings, bar)
                 ):

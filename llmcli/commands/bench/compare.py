@@ -145,8 +145,7 @@ def compare(
                 "--anyway applies to saved runs, not to models", hint="leave out --anyway"
             )
         design = run.build_design(seconds, precision, confidence)
-        workers.join(ui)
-        tests = run.build_tests(n_prompt, n_gen, n_depth)
+        tests = run.build_tests(n_prompt, n_gen, n_depth, workers.join(ui))
         tests_by_side = [
             run.with_side_settings(tests, shared_settings, flag, side_settings)
             for flag, side_settings in (("--a", settings_a), ("--b", settings_b))

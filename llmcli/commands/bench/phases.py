@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,7 +89,7 @@ def phases(
         cache_type_v=type_v,
     )
     resolve_options.validate_options(options)
-    workers.join(ui)
+    options = replace(options, tensor_split=workers.join(ui))
     sampling = default_sampling().with_values(
         {"seed": 1, **({} if temp is None else {"temp": temp})}
     )
@@ -138,11 +139,11 @@ def _open_model(
 
     model = prepare_model(ref, None, config, ui)
     rehearse_file(model.path, config, ui)
-    decided, layers = resolve_options.resolve_options(
+    decided, placement = resolve_options.resolve_options(
         read_header.read_header(model.path), options, ui.warn, note=ui.note
     )
     with runner.open_runner(
-        model.path, decided, gpu_layers=layers, native_sampling=config.native_sampling
+        model.path, decided, placement=placement, native_sampling=config.native_sampling
     ) as open_runner:
         yield model.name, open_runner
 

@@ -120,6 +120,7 @@ def _measure(
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.runtime import kv_size
     from llmcli.runtime.binding.model import open_model
+    from llmcli.runtime.binding.model_placement import ON_HOST
     from quant.model_file import load_checks, read_header
 
     depths = parameter_grid.parse_numbers("-d", n_depth or ["0"])
@@ -129,7 +130,7 @@ def _measure(
     kv_size.check_cache(header.metadata, base_test.type_k, base_test.type_v)
     tests = len(depths) + len(roofline.UBATCH_SIZES)
     with (
-        open_model(header.path, gpu_layers=0) as model,
+        open_model(header.path, ON_HOST) as model,
         ui.bar(f"bench {header.path.name}", tests, "tests") as bar,
     ):
         return roofline.measure_model(

@@ -1,6 +1,7 @@
 """`llmcli bench REF`: measures prompt and generation speed with llama-bench's options."""
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -278,7 +279,8 @@ def speed(
         sampling,
     )
     reporting.check_path()
-    config, ui = _start(offline, trust, output_format, workers)
+    config, ui, tensor_split = _start(offline, trust, output_format, workers)
+    tests = [replace(test, tensor_split=tensor_split) for test in tests]
     prepared = prepare_model(name, quant, config, ui)
     rehearse_file(prepared.path, config, ui)
     results = _run_tests(prepared, name, tests, run_settings, ctx.params, config, ui)
@@ -340,8 +342,6 @@ def _run_tests(
     """Run the tests and return their results. Each result is saved to the history as soon as it is
     complete.
     """
-    from dataclasses import replace
-
     from llmcli.bench.history import history
     from llmcli.bench.speed import bandwidth_share
     from llmcli.bench.speed.run import run_tests
@@ -450,9 +450,7 @@ def _build_grid(options: "Mapping[str, Any]") -> "ParameterGrid":
 
 def _start(
     offline: bool, trust: bool, output_format: str, workers: RpcWorkers
-) -> "tuple[Config, UI]":
-    from dataclasses import replace
-
+) -> "tuple[Config, UI, tuple[float, ...]]":
     from llmcli import config
     from llmcli.ui import UI
 
@@ -464,8 +462,7 @@ def _start(
     )
     # with -o json, stdout contains only the document: messages of a download go to stderr
     ui = UI(json=output_format != "md", color=settings.color)
-    workers.join(ui)
-    return settings, ui
+    return settings, ui, workers.join(ui)
 
 
 def _parse_layers(texts: list[str]) -> list[int]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.planning.tuned_profile import TunedProfile
+    from llmcli.runtime.binding.model_placement import ModelPlacement
+    from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
 
@@ -87,13 +89,16 @@ def tune(
     elif forget is not None:
         _forget(forget, config, ui)
     elif ref is not None:
+        from llmcli.runtime.requests.request import RunOptions
+
         reporting.check_path()
-        workers.join(ui)
-        _tune(ref, budget, objective, kv, reporting, config, ui)
+        options = RunOptions(tensor_split=workers.join(ui))
+        _tune(ref, options, budget, objective, kv, reporting, config, ui)
 
 
 def _tune(
     ref: str,
+    requested: "RunOptions",
     budget: float,
     objective: str,
     cache_types: str | None,
@@ -107,23 +112,22 @@ def _tune(
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.planning import resolve_options, tuned_profile
     from llmcli.runtime import model_identity
-    from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
 
     model = prepare_model(ref, None, config, ui)
     header = read_header.read_header(model.path)
     load_checks.check_loadable(header)
     rehearse_model(header, config, ui)
-    options, layers = resolve_options.resolve_options(header, RunOptions(), ui.warn, note=ui.note)
+    options, placement = resolve_options.resolve_options(header, requested, ui.warn, note=ui.note)
     options = resolve_options.resolve_flash_attention(
-        header, options, layers, config, resolve_options.spare_sequences(header, options)
+        header, options, placement, config, resolve_options.spare_sequences(header, options)
     )
     assert options.threads, options
     default = RunSetting(options.threads, options.threads, flash=options.flash_attn)
     space = _build_space(header, cache_types, default.flash)
     previous = tuned_profile.find_profile(header, config, ui.warn)
     try:
-        result = _search(header, layers, default, space, objective, budget, ui)
+        result = _search(header, placement, default, space, objective, budget, ui)
     except KeyboardInterrupt:
         ui.note("stopped: no profile was written; an earlier one is kept")
         raise
@@ -161,7 +165,7 @@ def _tune(
 
 def _search(
     header: "ModelHeader",
-    layers: int,
+    placement: "ModelPlacement",
     default: "RunSetting",
     space: "SearchSpace",
     objective: str,
@@ -172,7 +176,7 @@ def _search(
     from llmcli.runtime.binding.model import open_model
 
     longest = sum(tune.OBJECTIVES[objective])
-    model_loading = open_model(header.path, gpu_layers=layers, latent=header.has_latent_attention)
+    model_loading = open_model(header.path, placement.for_header(header))
     with ui.bar(f"tune {header.path.name}", None, "tests") as bar, model_loading as model:
         with model_trial.ModelTrial(model, longest) as trial:
             return tune.tune_settings(

@@ -113,7 +113,7 @@ def evaluate(
     from quant.evaluation.base_logits import is_base_logits, load_base_logits
 
     config, ui = start_command(json, offline, trust=trust)
-    workers.join(ui)
+    tensor_split = workers.join(ui)
     if base and is_base_logits(path := expand_path(base)):
         base_logits, base = path, None
     options = RunOptions(
@@ -126,6 +126,7 @@ def evaluate(
         flash_attn,
         type_k,
         type_v,
+        tensor_split=tensor_split,
     )
     _refuse_conflicts(base, base_logits, text, ctx, save_base)
     resolve_options.validate_options(options)

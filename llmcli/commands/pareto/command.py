@@ -64,7 +64,7 @@ def pareto(
 
     config, ui = start_command(json or output == "json", offline, reading.allow_pickle, trust)
     reporting.check_path()
-    workers.join(ui)
+    tensor_split = workers.join(ui)
     model = quantize_file.find_model(ref, config, ui, keep_source=True)
     source = quantize_file.open_source(
         model.path if model else Path(ref),
@@ -75,7 +75,7 @@ def pareto(
     require_distinct_paths(
         [reporting.report_file], [*source.files, settings.imatrix, settings.moments, measuring.text]
     )
-    plans = build_plans(source, settings, measuring.threads, config, ui)
+    plans = build_plans(source, settings, measuring.threads, tensor_split, config, ui)
     _print_notes(source, plans, ui)
     kept_folder = measuring.keep.expanduser() if measuring.keep else None
     request = compare.ParetoRequest(
@@ -88,6 +88,7 @@ def pareto(
         measuring.seconds,
         kept_folder,
         measuring.fresh,
+        tensor_split,
     )
     points = compare.compare(request, config, ui)
     dominated = compare.dominated_by(points)

@@ -13,6 +13,7 @@ from llmcli.commands.plan.quantized_sizes import QuantizedSize
 if TYPE_CHECKING:
     from llmcli.planning.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
 
@@ -42,7 +43,7 @@ class Alternatives:
 def find_alternatives(
     header: "ModelHeader",
     options: "ContextOptions",
-    gpu_layers: int,
+    placement: "ModelPlacement",
     memory_plan: "MemoryPlan",
     file_exists: bool,
     draft: "Planner | None" = None,
@@ -59,19 +60,19 @@ def find_alternatives(
         open_memory_planner,
     )
 
-    with open_memory_planner(header, options, gpu_layers, draft) as planner:
+    with open_memory_planner(header, options, placement, draft) as planner:
         types, sequences = planner.bytes_by_type, planner.largest_sequence_count()
         longest = {kind: planner.largest_context(kind) for kind in PLANNED_CACHE_TYPES}
         supported_types = tuple(
             kind for kind in PLANNED_CACHE_TYPES if planner.supports_cache_type(kind)
         )
     max_gpu_layers, layers = (
-        largest_gpu_layers(header, options, draft),
+        largest_gpu_layers(header, options, placement, draft),
         (header.get_int("block_count") or 0) + 1,
     )
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
         sizes = quantized_sizes.quantized_sizes(
-            header, options, gpu_layers, memory_plan, Path(folder), file_exists, draft
+            header, options, placement, memory_plan, Path(folder), file_exists, draft
         )
     tokens_per_sequence = -(-options.n_ctx // options.n_seq_max)
     return Alternatives(

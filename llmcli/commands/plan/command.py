@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from llmcli.model_loader.header_only import PlannedFile
     from llmcli.planning.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -84,7 +85,7 @@ def plan(
     from quant.model_file import load_checks, read_header
 
     config, ui = start_command(json, offline, trust=trust)
-    workers.join(ui)
+    tensor_split = workers.join(ui)
     reporting.check_path()
     if measure and model_draft:
         raise UsageError(
@@ -100,24 +101,27 @@ def plan(
         flash_attn,
         type_k,
         type_v,
+        tensor_split=tensor_split,
     )
     with planned_file(ref, quant, config, ui) as subject:
         header = read_header.read_header(subject.path)
         load_checks.check_loadable(header)
         rehearse_model(header, config, ui, computes=measure)
-        context, layers, reading = _resolve(header, options, parallel, unified, config, ui)
-        with _with_draft(model_draft, header, context, layers, config, ui) as (context, draft):
+        context, placement, reading = _resolve(header, options, parallel, unified, config, ui)
+        with _with_draft(model_draft, header, context, placement, config, ui) as (context, draft):
             predicted, measured = _plan_and_measure(
-                subject, header, context, layers, draft, measure
+                subject, header, context, placement, draft, measure
             )
-            reading_bytes = receipt.prefill_context_bytes(header, reading, layers) if reading else 0
+            reading_bytes = (
+                receipt.prefill_context_bytes(header, reading, placement) if reading else 0
+            )
             scored_bytes = receipt.sum_or_none(
-                receipt.scoring_bytes(header, context_options, layers, parallel)
+                receipt.scoring_bytes(header, context_options, placement, parallel)
                 for context_options in (context, reading)
                 if context_options
             )
             alternatives = find_alternatives(
-                header, context, layers, predicted, not subject.is_stand_in, draft
+                header, context, placement, predicted, not subject.is_stand_in, draft
             )
     title = receipt.format_title(subject.name, header, context, predicted)
     if json:
@@ -164,7 +168,7 @@ def _plan_and_measure(
     subject: "PlannedFile",
     header: "ModelHeader",
     context: "ContextOptions",
-    layers: int,
+    placement: "ModelPlacement",
     draft: "Planner | None",
     measure: bool,
 ) -> "tuple[MemoryPlan, MemoryPlan | None]":
@@ -181,14 +185,14 @@ def _plan_and_measure(
             f"{subject.name} cannot be measured: {subject.unloadable_reason}",
             hint="leave out --measure",
         )
-    with memory_plan.open_memory_planner(header, context, layers, draft) as planner:
+    with memory_plan.open_memory_planner(header, context, placement, draft) as planner:
         predicted = planner.memory_plan()
     if measure and predicted.fits is False:
         raise UserError(
             f"{subject.name} does not fit and was not loaded",
             hint="leave out --measure to see what it would take",
         )
-    return predicted, memory_plan.measure_loaded(header, context, layers) if measure else None
+    return predicted, memory_plan.measure_loaded(header, context, placement) if measure else None
 
 
 @contextmanager
@@ -196,7 +200,7 @@ def _with_draft(
     ref: str | None,
     header: "ModelHeader",
     context: "ContextOptions",
-    layers: int,
+    placement: "ModelPlacement",
     config: "Config",
     ui: "UI",
 ) -> "Iterator[tuple[ContextOptions, Planner | None]]":
@@ -223,7 +227,7 @@ def _with_draft(
         require_same_vocabulary(header, draft_header)
         context = replace(context, n_outputs=MAX_PASS_ROWS)
         with open_memory_planner(
-            draft_header, draft_context_options(context), -1 if layers else 0
+            draft_header, draft_context_options(context), placement.for_draft()
         ) as open_planner:
             yield context, open_planner
 
@@ -235,10 +239,10 @@ def _resolve(
     unified: bool,
     config: "Config",
     ui: "UI",
-) -> "tuple[ContextOptions, int, ContextOptions | None]":
+) -> "tuple[ContextOptions, ModelPlacement, ContextOptions | None]":
     """Resolve the options as chat and serve do, but accept a context that does not fit into memory.
 
-    Returns the options of the context and the number of layers on the GPU. Also returns the options
+    Returns the options of the context and the placement of the weights. Also returns the options
     of the separate context in which serve reads prompts; None if there is no such context.
     """
     from llmcli.planning import resolve_options
@@ -249,7 +253,7 @@ def _resolve(
 
     resolve_options.validate_options(options)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
-    resolved, layers = resolve_options.resolve_options(
+    resolved, placement = resolve_options.resolve_options(
         header,
         replace(options, ctx_size=None),
         lambda text: None,
@@ -267,12 +271,12 @@ def _resolve(
     resolved = replace(resolved, ctx_size=size)
     if unified or slots == 1:
         resolved = resolve_options.resolve_flash_attention(
-            header, resolved, layers, config, slots, slots
+            header, resolved, placement, config, slots, slots
         )
-    context = replace(context_options(resolved, slots, NO_DRAFTING, layers), unified=unified)
+    context = replace(context_options(resolved, slots, NO_DRAFTING, placement), unified=unified)
     return (
         context,
-        layers,
+        placement,
         prefill_context.prefill_options(context, resolved) if resolved.prefill_cells else None,
     )
 

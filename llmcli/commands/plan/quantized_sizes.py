@@ -15,6 +15,7 @@ from llmcli.units import format_size
 if TYPE_CHECKING:
     from llmcli.planning.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.ui import UI
     from quant.gguf.layout import FileLayout
     from quant.model_file.model_header import ModelHeader
@@ -54,7 +55,7 @@ class QuantizedSize:
 def quantized_sizes(
     header: "ModelHeader",
     options: "ContextOptions",
-    gpu_layers: int,
+    placement: "ModelPlacement",
     memory_plan: "MemoryPlan",
     folder: Path,
     file_exists: bool,
@@ -80,7 +81,7 @@ def quantized_sizes(
             tensor_types = tuple(step.type for step in plan.steps)
             if tensor_types not in plans_by_types:  # several types may be identical for this model
                 plans_by_types[tensor_types] = _plan_type(
-                    _header_without_vocabulary(plan, header), folder, options, gpu_layers, draft
+                    _header_without_vocabulary(plan, header), folder, options, placement, draft
                 )
             type_plan = plans_by_types[tensor_types]
         except UserError:  # the rows do not fill the type's blocks
@@ -119,7 +120,7 @@ def _plan_type(
     layout: "FileLayout",
     folder: Path,
     options: "ContextOptions",
-    gpu_layers: int,
+    placement: "ModelPlacement",
     draft: "Planner | None",
 ) -> "MemoryPlan":
     from llmcli.planning.memory_plan import open_memory_planner
@@ -130,7 +131,7 @@ def _plan_type(
         stream.write(layout.header)
         stream.truncate(layout.nbytes)
     with open_memory_planner(
-        read_header.read_header(path), options, gpu_layers, draft
+        read_header.read_header(path), options, placement, draft
     ) as open_planner:
         return open_planner.memory_plan()
 

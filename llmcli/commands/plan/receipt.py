@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
     from llmcli.planning.memory_plan import DeviceMemory, MemoryPlan
     from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.runtime.kv_size import KVCache, LayerKV
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -116,21 +117,21 @@ def offload_bytes(predicted: "MemoryPlan", slots: int) -> int:
 
 
 def prefill_context_bytes(
-    header: "ModelHeader", options: "ContextOptions", gpu_layers: int
+    header: "ModelHeader", options: "ContextOptions", placement: "ModelPlacement"
 ) -> int | None:
     """Return the bytes (KV cache and buffers) of the separate context in which serve and batch read
     prompts; None if unknown.
     """
     from llmcli.planning.memory_plan import open_memory_planner
 
-    with open_memory_planner(header, options, gpu_layers) as open_planner:
+    with open_memory_planner(header, options, placement) as open_planner:
         memory_plan = open_planner.memory_plan()
     sums = memory_plan.sums
     return sum_or_none((sums.kv, sums.compute, sums.output))
 
 
 def scoring_bytes(
-    header: "ModelHeader", options: "ContextOptions", gpu_layers: int, slots: int
+    header: "ModelHeader", options: "ContextOptions", placement: "ModelPlacement", slots: int
 ) -> int | None:
     """Return the additional bytes that serve and batch need to score prompt tokens; None if
     unknown.
@@ -146,7 +147,7 @@ def scoring_bytes(
         return 0
     if options.n_ctx > MAX_CELLS:
         return None
-    with open_memory_planner(header, options, gpu_layers) as open_planner:
+    with open_memory_planner(header, options, placement) as open_planner:
         without_scoring, with_scoring = (
             sum_or_none(
                 nbytes

@@ -4,11 +4,10 @@ buffers.
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.runtime.binding.library import ggml, lib
+from llmcli.runtime.binding.library import ggml
 
 HOST_DEVICE, GPU_KINDS = "CPU", ("gpu", "igpu")
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_dev_type
@@ -46,26 +45,6 @@ class BufferType:
             and self.name not in (HOST_DEVICE, "CPU_Mapped")
             and not self.name.endswith("_Host")
         )
-
-
-# the proportions of set_tensor_split as a C array, in a list of one element; empty for none
-_split: list[Any] = []
-
-
-def set_tensor_split(proportions: Sequence[float]) -> None:
-    """Set the proportions in which the layers of models that are loaded later are distributed over
-    GPUs and RPC workers. An empty sequence distributes them by free memory.
-    """
-    limit = lib().LLAMA_MAX_DEVICES
-    assert len(proportions) <= limit, (len(proportions), limit)
-    _split[:] = [(ctypes.c_float * limit)(*proportions)] if proportions else []
-
-
-def tensor_split() -> Any:
-    """Return the proportions of `set_tensor_split` as a C array. Return None if layers are
-    distributed by free memory.
-    """
-    return _split[0] if _split else None
 
 
 def read_buffer_type(address: int) -> BufferType:

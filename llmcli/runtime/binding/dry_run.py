@@ -20,6 +20,7 @@ from llmcli.runtime.binding.devices import BufferType, read_type_of_buffer
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 
 # llama_internal_get_tensor_map (src/llama-model.h): a reference to a vector<pair<string,
@@ -86,11 +87,11 @@ class DryRun:
 
 
 @contextmanager
-def dry_run(path: Path, *, gpu_layers: int = -1, latent: bool | None = None) -> Iterator[DryRun]:
+def dry_run(path: Path, placement: ModelPlacement) -> Iterator[DryRun]:
     """Open a GGUF file without loading its weights. The file must have passed `check_loadable`. The
     arguments and the errors raised are those of `open_model`.
     """
-    with open_model(path, gpu_layers=gpu_layers, latent=latent, dry_run=True) as model:
+    with open_model(path, placement, dry_run=True) as model:
         yield DryRun(model)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import rpc
-from llmcli.runtime.binding.devices import tensor_split
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
 from llmcli.runtime.binding.tokens.special_tokens import SpecialToken, read_special_token
 from llmcli.runtime.binding.tokens.tokenize_splits import (
     BPE,
@@ -24,7 +24,6 @@ from llmcli.runtime.binding.tokens.tokenize_splits import (
 from llmcli.runtime.interrupt import on_interrupt
 from quant.model_file import read_header
 
-ALL_GPU_LAYERS = -1
 LOAD_MODE_NONE = 0  # enum llama_load_mode
 # architectures whose files may have learned positions (src/models, LLM_TENSOR_POS_EMBD)
 POSITION_ARCHITECTURES = frozenset((b"bert", b"gpt2", b"mpt", b"starcoder"))
@@ -219,22 +218,16 @@ class Model:
 @contextmanager
 def open_model(
     path: Path,
+    placement: ModelPlacement = EVERYWHERE,
     *,
-    gpu_layers: int = ALL_GPU_LAYERS,
     vocab_only: bool = False,
-    latent: bool | None = None,
-    repack: bool = True,
     dry_run: bool = False,
 ) -> Iterator[Model]:
     """Load a GGUF file and yield the model. The file must have passed `check_loadable`, because
     llama.cpp aborts the process on some damaged files.
 
-    - `gpu_layers`: how many layers to put on GPUs; ALL_GPU_LAYERS for all.
+    - `placement`: on which devices the weights are put, and in which layout.
     - `vocab_only`: load the vocabulary without the weights.
-    - `latent`: whether the model has latent attention (MLA). None reads this from the file.
-    - `repack`: let llama.cpp copy weights into the layout of the CPU's kernels. On a CPU with AMX,
-      models with latent attention are never repacked, because llama.cpp aborts on a product of a
-      repacked matrix with a tensor that is not in memory order.
     - `dry_run`: read and allocate no weights (for dry_run.py only).
 
     Raises UserError with llama.cpp's reason when it refuses the file, and KeyboardInterrupt at
@@ -242,18 +235,22 @@ def open_model(
     """
     library = lib()
     params = library.llama_model_default_params()
-    params.n_gpu_layers = gpu_layers
-    if (split := tensor_split()) is not None:
-        params.tensor_split = split
+    params.n_gpu_layers = placement.gpu_layers
+    if placement.tensor_split:
+        limit = library.LLAMA_MAX_DEVICES
+        assert len(placement.tensor_split) <= limit, (placement, limit)
+        params.tensor_split = (ctypes.c_float * limit)(*placement.tensor_split)
     params.vocab_only = vocab_only
     if dry_run:
         params.no_alloc = True
         params.load_mode = LOAD_MODE_NONE  # llama.cpp aborts in a dry run if the file is mapped
-    if not repack:
+    if not placement.repack:
         params.use_extra_bufts = False
     elif not vocab_only and b"AMX" in library.llama_print_system_info():
         params.use_extra_bufts = not (
-            read_header.read_header(path).has_latent_attention if latent is None else latent
+            read_header.read_header(path).has_latent_attention
+            if placement.latent is None
+            else placement.latent
         )
     reset_log()
     interrupted = threading.Event()

@@ -7,12 +7,14 @@ The process starts for every new file, so numpy is not imported here.
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 
 MAX_CTX, MICRO_BATCH = 8192, 512  # the largest context and the micro-batch of a run by default
 SEQUENCES = (1, 4)  # numbers of sequences: those of `run`, and those of `serve` by default
@@ -31,7 +33,7 @@ def rehearse_layout(path: Path, threads: int, *, latent: bool) -> tuple[str, str
 
     Raises UserError if llama.cpp refuses the file or the context.
     """
-    with open_model(path, gpu_layers=0, latent=latent, dry_run=True) as model:
+    with open_model(path, replace(ON_HOST, latent=latent), dry_run=True) as model:
         texts = _probe_vocabulary(model)
         # a damaged file may have a negative length
         n_ctx = model.n_ctx_train if 0 < model.n_ctx_train < MAX_CTX else MAX_CTX
@@ -48,7 +50,7 @@ def rehearse_pass(path: Path, threads: int, *, latent: bool) -> None:
     Raises UserError if llama.cpp refuses the file or the context. A pass that it refuses is no
     error, because it has survived.
     """
-    with open_model(path, gpu_layers=0, latent=latent, repack=False) as model:
+    with open_model(path, replace(ON_HOST, latent=latent, repack=False)) as model:
         passes = SMALL_PASSES if model.nbytes < SMALL_BYTES else LARGE_PASSES
         if not model.n_vocab:
             return

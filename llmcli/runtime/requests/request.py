@@ -23,6 +23,8 @@ class RunOptions:
       0 for no such context.
     - `gemm`: "ggml" leaves all matrix products to ggml. "auto" uses llmcli's own code for products
       of many rows where it is faster (binding/kernels/gemm.py).
+    - `tensor_split`: proportions of the layers for each GPU and RPC worker; empty to distribute
+      them by free memory.
     """
 
     ctx_size: int | None = None
@@ -39,6 +41,7 @@ class RunOptions:
     scoring_outputs: int = 0
     prefill_cells: int = 0
     gemm: str = "auto"
+    tensor_split: tuple[float, ...] = ()
 
     @property
     def max_rows(self) -> int:

@@ -120,9 +120,7 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
     product_names = weight_names | {
         mixing_product(name) for name in weight_names if request.moments
     } - {""}
-    with open_model(
-        header.path, gpu_layers=side.gpu_layers, latent=header.has_latent_attention
-    ) as model:
+    with open_model(header.path, side.placement.for_header(header)) as model:
         sink = _StatisticsSink()
         # Second moments of attn_v need the attention weights over the whole chunk, so
         # sliding-window layers must keep all keys.
@@ -238,7 +236,7 @@ class _CalibrationRun:
             "moments": str(self.request.moments.absolute()) if self.request.moments else "",
             "n_ubatch": options.ubatch_size,
             "flash_attn": options.flash_attn,
-            "gpu_layers": self.request.model.gpu_layers,
+            "gpu_layers": self.request.model.placement.gpu_layers,
             "build": llama_cpp_version(),
             **(
                 {"weights": _hash_names(self.request.weights)}

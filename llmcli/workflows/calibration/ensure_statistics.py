@@ -41,7 +41,7 @@ class StatisticsRequest:
 
     `reason`: the option that needs the statistics, for messages. `dry_run`: collect nothing.
     `text_files`: the texts to read; empty: the built-in text. `max_chunks`: maximum number of
-    chunks to read; None: all.
+    chunks to read; None: all. `tensor_split`: see ModelPlacement.
     """
 
     source: "Source"
@@ -51,6 +51,7 @@ class StatisticsRequest:
     dry_run: bool = False
     text_files: tuple[Path, ...] = ()
     max_chunks: int | None = None
+    tensor_split: tuple[float, ...] = ()
 
 
 def ensure_statistics(
@@ -104,7 +105,14 @@ def prepare_text(
     model_side = prepare_side(
         path,
         RunOptions(
-            n_ctx, request.threads or None, None, UBATCH_SIZE, UBATCH_SIZE, "auto", flash_attn
+            n_ctx,
+            request.threads or None,
+            None,
+            UBATCH_SIZE,
+            UBATCH_SIZE,
+            "auto",
+            flash_attn,
+            tensor_split=request.tensor_split,
         ),
         ui,
     )

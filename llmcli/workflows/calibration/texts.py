@@ -124,7 +124,7 @@ def calibration_chunks(
     """
     n_ctx = side.options.ctx_size
     assert n_ctx
-    with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
+    with open_model(side.header.path, vocab_only=True) as model:
         texts = read_user_texts(paths) if paths else builtin_texts(side, model, ui)
         token_ids = [token for text in texts for token in _tokens(side, model, text)]
     chunk_ids = evaluate.split_text(token_ids, n_ctx).ids

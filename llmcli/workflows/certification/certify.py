@@ -25,9 +25,11 @@ class VerifySettings:
     verify_text: Path | None = None
     verify_chunks: int | None = None
 
-    def build_request(self, threads: int) -> "VerifyRequest | None":
-        """Return the verification request; None without --verify. Raises UsageError if another
-        verification option is set without --verify.
+    def build_request(
+        self, threads: int, tensor_split: tuple[float, ...] = ()
+    ) -> "VerifyRequest | None":
+        """Return the verification request; None without --verify. `tensor_split`: see
+        ModelPlacement. Raises UsageError if another verification option is set without --verify.
         """
         from llmcli.errors import UsageError
 
@@ -35,7 +37,12 @@ class VerifySettings:
             # imported here because the import loads the runtime
             from llmcli.workflows.certification.verify import DEFAULT_CHUNKS, VerifyRequest
 
-            return VerifyRequest(self.verify_text, self.verify_chunks or DEFAULT_CHUNKS, threads)
+            return VerifyRequest(
+                self.verify_text,
+                self.verify_chunks or DEFAULT_CHUNKS,
+                threads,
+                tensor_split=tensor_split,
+            )
         for flag, value in (
             ("--verify-text", self.verify_text),
             ("--verify-chunks", self.verify_chunks),

@@ -79,18 +79,20 @@ class VerifyRequest:
     """A request to verify a file. `text`: the text on which the models are compared; None: the
     built-in text. `chunks`: the number of its chunks. `threads`: 0: all cores.
 
-    `allocation_text`: the text on which the tensor types were chosen; None: there is none.
+    `allocation_text`: the text on which the tensor types were chosen; None: there is none. `tensor_split`:
+    see ModelPlacement.
     """
 
     text: Path | None = None
     chunks: int = DEFAULT_CHUNKS
     threads: int = 0
     allocation_text: AllocationText | None = None
+    tensor_split: tuple[float, ...] = ()
 
     @property
     def options(self) -> RunOptions:
         """The run options of both models. They are those of llama-perplexity."""
-        return RunOptions(DEFAULT_CTX, self.threads or None)
+        return RunOptions(DEFAULT_CTX, self.threads or None, tensor_split=self.tensor_split)
 
 
 def check_text(source: "Source", request: VerifyRequest) -> None:
@@ -246,7 +248,19 @@ def measure_speed(
     measurements are made in random order. `seconds`: the duration of each test; None: the default.
     """
     tests = [
-        SpeedTest(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto")
+        SpeedTest(
+            prompt,
+            gen,
+            0,
+            2048,
+            512,
+            "f16",
+            "f16",
+            threads,
+            -1,
+            "auto",
+            tensor_split=model.placement.tensor_split,
+        )
         for prompt, gen in SPEED_TESTS
     ]
     pairs = [

@@ -273,7 +273,7 @@ def _cache_key(request: EvaluationRequest, text: TextChunks) -> dict[str, Any]:
         "flash_attn": options.flash_attn,
         "n_batch": options.batch_size,
         "n_ubatch": options.ubatch_size,
-        "gpu_layers": [side.gpu_layers for side in sides],
+        "gpu_layers": [side.placement.gpu_layers for side in sides],
         "build": llama_cpp_version(),
         **({} if has_rotated_cache() else {"rotated": False}),
     }

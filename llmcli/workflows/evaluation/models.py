@@ -14,6 +14,7 @@ from llmcli.hardware import host
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.drafting import vocabulary_match
 from llmcli.runtime.requests.request import RunOptions
@@ -35,7 +36,7 @@ class EvaluationSide:
 
     header: ModelHeader
     options: RunOptions
-    gpu_layers: int
+    placement: ModelPlacement
 
     @property
     def n_vocab(self) -> int:
@@ -71,8 +72,8 @@ def both_fit(model: EvaluationSide, base: EvaluationSide) -> bool:
         return True
     weights = model.header.tensor_bytes + base.header.tensor_bytes
     if (
-        model.gpu_layers
-        and base.gpu_layers
+        model.placement.uses_gpu
+        and base.placement.uses_gpu
         and (free_bytes := devices.free_gpu_bytes()) is not None
     ):
         return weights * 1.1 < free_bytes
@@ -151,7 +152,7 @@ def tokenize_text(side: EvaluationSide, text: str) -> list[int]:
     """Return the tokens of a text as llama-perplexity does: the names of control tokens are plain
     text, and BOS is added if the model file requests it.
     """
-    with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
+    with open_model(side.header.path, vocab_only=True) as model:
         token_ids = model.tokenize(text, special=False, add_special=True)
         if (
             side.header.metadata.get("tokenizer.ggml.add_eos_token")
@@ -188,9 +189,7 @@ def require_same_vocabulary(
 
 @contextmanager
 def _open_side(side: EvaluationSide) -> Iterator[Model]:
-    with open_model(
-        side.header.path, gpu_layers=side.gpu_layers, latent=side.header.has_latent_attention
-    ) as model:
+    with open_model(side.header.path, side.placement.for_header(side.header)) as model:
         yield model
 
 

@@ -95,11 +95,12 @@ class ParetoRequest:
     seconds: float
     keep_folder: Path | None
     fresh: bool
+    tensor_split: tuple[float, ...] = ()  # see ModelPlacement
 
     @property
     def options(self) -> RunOptions:
         """The run options, which are equal for all models."""
-        return RunOptions(self.n_ctx, self.threads or None)
+        return RunOptions(self.n_ctx, self.threads or None, tensor_split=self.tensor_split)
 
     @property
     def cache_key(self) -> str:

@@ -33,10 +33,15 @@ MeasuredStatistics = tuple[Imatrix | None, MomentsFile | None]
 
 
 def build_plans(
-    source: "Source", settings: ParetoSettings, threads: int, config: "Config", ui: "UI"
+    source: "Source",
+    settings: ParetoSettings,
+    threads: int,
+    tensor_split: tuple[float, ...],
+    config: "Config",
+    ui: "UI",
 ) -> dict[str, "Plan"]:
-    """Return the plan of each setting, by the setting's name. Raises UserError or UsageError if any
-    setting is impossible.
+    """Return the plan of each setting, by the setting's name. `tensor_split`: see ModelPlacement.
+    Raises UserError or UsageError if any setting is impossible.
     """
     float_copy.require_vocabulary(source)
     sizes = _split_list(settings.target_size)
@@ -57,7 +62,7 @@ def build_plans(
     ggml_builder = _make_builder(source, "ggml", "none", (None, None), threads)
     for size in sizes:  # check all sizes before the slow measurements for the first one
         allocate.target_budget(source, ggml_builder.mix_plan, SizeRequest(target_size=size))
-    measured = _load_statistics(source, settings, methods, folds, threads, config, ui)
+    measured = _load_statistics(source, settings, methods, folds, threads, tensor_split, config, ui)
     plans = {}
     for fold in folds:
         for method in methods:
@@ -84,6 +89,7 @@ def _load_statistics(
     methods: Sequence[str],
     folds: Sequence[str],
     threads: int,
+    tensor_split: tuple[float, ...],
     config: "Config",
     ui: "UI",
 ) -> MeasuredStatistics:
@@ -100,14 +106,18 @@ def _load_statistics(
     )
     if moments_method and second_moments is None:
         return ensure_statistics.ensure_statistics(
-            ensure_statistics.StatisticsRequest(source, f"method {moments_method}", True, threads),
+            ensure_statistics.StatisticsRequest(
+                source, f"method {moments_method}", True, threads, tensor_split=tensor_split
+            ),
             sums,
             config,
             ui,
         )
     if active_fold and sums is None and second_moments is None:
         return ensure_statistics.ensure_statistics(
-            ensure_statistics.StatisticsRequest(source, f"--fold {active_fold}", False, threads),
+            ensure_statistics.StatisticsRequest(
+                source, f"--fold {active_fold}", False, threads, tensor_split=tensor_split
+            ),
             sums,
             config,
             ui,

@@ -65,7 +65,7 @@ def fits(plan: Plan, path: Path) -> bool:
             header.context_length or resolve_options.DEFAULT_MAX_CTX,
             resolve_options.DEFAULT_MAX_CTX,
         )
-        resolved, layers = resolve_options.resolve_options(
+        resolved, placement = resolve_options.resolve_options(
             header, RunOptions(n_ctx), lambda text: None
         )
         assert resolved.threads, resolved
@@ -80,7 +80,7 @@ def fits(plan: Plan, path: Path) -> bool:
             resolved.cache_type_v,
             resolved.flash_attn,
         )
-        with open_memory_planner(header, options, layers) as open_planner:
+        with open_memory_planner(header, options, placement) as open_planner:
             plan_fits = open_planner.memory_plan().fits
     finally:
         path.unlink(missing_ok=True)

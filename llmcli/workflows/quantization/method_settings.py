@@ -69,13 +69,14 @@ class MethodSettings:
         method: "Method",
         source: "Source",
         threads: int,
+        tensor_split: tuple[float, ...],
         config: "Config",
         ui: "UI",
         *,
         dry_run: bool,
     ) -> MeasuredInputs:
         """Load the files of --imatrix and --moments, and collect the statistics that are missing.
-        With `dry_run`, nothing is collected. Raises UserError.
+        With `dry_run`, nothing is collected. `tensor_split`: see ModelPlacement. Raises UserError.
         """
         from quant.calibration import imatrix, moments
         from quant.calibration.expected_moments import ExpectedMoments
@@ -85,7 +86,9 @@ class MethodSettings:
         if self.needs_running_model(method):
             from llmcli.workflows.calibration import ensure_statistics
 
-            statistics_request = self.build_request(method, source, threads, dry_run=dry_run)
+            statistics_request = self.build_request(
+                method, source, threads, tensor_split, dry_run=dry_run
+            )
             if self.missing_statistics(method):
                 sums, second_moments = ensure_statistics.ensure_statistics(
                     statistics_request, sums, config, ui
@@ -113,7 +116,12 @@ class MethodSettings:
         )
 
     def blockwise_writer(
-        self, method: "Method", source: "Source", threads: int, config: "Config"
+        self,
+        method: "Method",
+        source: "Source",
+        threads: int,
+        tensor_split: tuple[float, ...],
+        config: "Config",
     ) -> "Callable[..., WriteReport]":
         """Return the function that quantizes and writes the model of a plan block by block
         (--sequential). It has the signature of `write_with_progress`.
@@ -121,7 +129,9 @@ class MethodSettings:
         from llmcli.workflows.quantization import sequential
 
         return partial(
-            sequential.write_blockwise, self.build_request(method, source, threads), config
+            sequential.write_blockwise,
+            self.build_request(method, source, threads, tensor_split),
+            config,
         )
 
     def needs_running_model(self, method: "Method") -> bool:
@@ -171,7 +181,13 @@ class MethodSettings:
             )
 
     def build_request(
-        self, method: "Method", source: "Source", threads: int, *, dry_run: bool = False
+        self,
+        method: "Method",
+        source: "Source",
+        threads: int,
+        tensor_split: tuple[float, ...],
+        *,
+        dry_run: bool = False,
     ) -> "ensure_statistics.StatisticsRequest":
         """Return the request for the missing statistics. With --sequential, it requests only the
         imatrix of the unquantized model, because the second moments are collected later, block by
@@ -183,7 +199,7 @@ class MethodSettings:
         text = tuple(path.expanduser() for path in self.calibration or ())
         reason = self.missing_statistics(method) or "--sequential"
         return StatisticsRequest(
-            source, reason, moments, threads, dry_run, text, self.calibration_chunks
+            source, reason, moments, threads, dry_run, text, self.calibration_chunks, tensor_split
         )
 
     @property

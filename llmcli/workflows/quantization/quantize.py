@@ -82,6 +82,7 @@ class QuantizeJob:
     model: "FetchedModel | None"
     source: "Source"
     file_type: str
+    tensor_split: tuple[float, ...] = ()  # of the source model, when it runs
 
     @cached_property
     def overrides(self) -> "TypeOverrides":
@@ -244,7 +245,9 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
     method = method_by_name(request.method.method)
     needs_model = request.method.needs_running_model(method)
     verifies = request.verification.verify
-    request.workers.join(ui, runs_model=verifies or (needs_model and request.collects_statistics))
+    tensor_split = request.workers.join(
+        ui, runs_model=verifies or (needs_model and request.collects_statistics)
+    )
     model = find_model(
         request.source,
         config,
@@ -265,8 +268,8 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
     )
     if source.path.is_file() and (needs_model or verifies or request.size.overrides_recipe):
         rehearse_file(source.path, config, ui)
-    verify_request = request.verification.build_request(request.output.threads)
-    return QuantizeJob(request, method, verify_request, model, source, file_type.name)
+    verify_request = request.verification.build_request(request.output.threads, tensor_split)
+    return QuantizeJob(request, method, verify_request, model, source, file_type.name, tensor_split)
 
 
 def check(job: QuantizeJob) -> None:
@@ -315,6 +318,7 @@ def collect(job: QuantizeJob, config: "Config", ui: "UI") -> MeasuredInputs:
         job.method,
         job.source,
         request.output.threads,
+        job.tensor_split,
         config,
         ui,
         dry_run=not request.collects_statistics,
@@ -370,7 +374,9 @@ def write(
         if output.dry_run:
             return QuantizeResult(plan, target, mix_fields=mix_fields)
         write_model = (
-            request.method.blockwise_writer(job.method, job.source, output.threads, config)
+            request.method.blockwise_writer(
+                job.method, job.source, output.threads, job.tensor_split, config
+            )
             if request.method.sequential
             else write_with_progress
         )

@@ -7,7 +7,7 @@ not repack them. `ScratchModel` implements a protocol that `quant` defines.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from llmcli.errors import UserError
 from llmcli.model_loader import float_copy
 from llmcli.planning import resolve_options
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import ChunkScorer
@@ -145,7 +146,7 @@ def open_scratch_model(
         side = _resolve_side(header, probe_text)
         chunks_per_pass = min(CHUNKS_PER_PASS, text.count)
         model = stack.enter_context(
-            open_model(path, gpu_layers=0, latent=header.has_latent_attention, repack=False)
+            open_model(path, replace(ON_HOST, repack=False).for_header(header))
         )
         context = stack.enter_context(
             open_context(model, side.context_options(chunks_per_pass, model.n_vocab))

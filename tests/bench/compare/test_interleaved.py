@@ -18,6 +18,7 @@ from llmcli.bench.speed import parameter_grid
 from llmcli.bench.statistics.paired_test import Design
 from llmcli.hardware import host
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.ui import UI
 from quant.errors import UserError
@@ -38,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_generation_restarts_at_its_depth_when_its_tokens_are_used_up(model: Path, depth: int):
     side = ModelTest(model, replace(TG, n_depth=depth))
     with (
-        open_model(model, gpu_layers=0) as opened,
+        open_model(model, ON_HOST) as opened,
         open_context(opened, side.context_options()) as context,
     ):
         measure = GenerationMeasurement(context, opened, side.test, MeasurementSize(1, 2))
@@ -53,7 +54,7 @@ def test_generation_restarts_at_its_depth_when_its_tokens_are_used_up(model: Pat
 def test_each_prompt_measurement_starts_at_the_depth(model: Path, depth: int):
     side = ModelTest(model, replace(TG, n_prompt=9, n_gen=0, n_depth=depth))
     with (
-        open_model(model, gpu_layers=0) as opened,
+        open_model(model, ON_HOST) as opened,
         open_context(opened, side.context_options()) as context,
     ):
         measure = PromptMeasurement(context, opened, side.test, MeasurementSize(2, 1))
@@ -73,7 +74,7 @@ def test_settling_passes_are_not_timed(model: Path, monkeypatch: pytest.MonkeyPa
         ]
 
     with (
-        open_model(model, gpu_layers=0) as opened,
+        open_model(model, ON_HOST) as opened,
         open_context(opened, side.context_options()) as context,
     ):
         measure = GenerationMeasurement(context, opened, side.test, MeasurementSize(1, 2))
@@ -130,9 +131,9 @@ def test_sides_that_do_not_fit_into_memory_are_loaded_in_turn(
     monkeypatch.setattr(interleaved, "fit_in_memory", lambda a, b: False)
     loaded = []
 
-    def counting_open(path, **options):
+    def counting_open(path, *options):
         loaded.append(path)
-        return open_model(path, **options)
+        return open_model(path, *options)
 
     monkeypatch.setattr(interleaved, "open_model", counting_open)
     side = ModelTest(model, TG)
@@ -146,9 +147,9 @@ def test_all_tests_share_the_error_probability_and_the_weights(
 ):
     loaded = []
 
-    def counting_open(path, **options):
+    def counting_open(path, *options):
         loaded.append(path)
-        return open_model(path, **options)
+        return open_model(path, *options)
 
     monkeypatch.setattr(interleaved, "open_model", counting_open)
     a = [ModelTest(model, TG), ModelTest(model, replace(TG, n_prompt=8, n_gen=0))]

@@ -9,6 +9,7 @@ from llmcli.bench.tune.model_trial import ModelTrial
 from llmcli.bench.tune.tune import RunSetting
 from llmcli.hardware import host
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from tests.quant import tiny_gguf
 
 SETTING = RunSetting(1, 1, 64)
@@ -19,7 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = tiny_gguf.llama(
         tmp_path_factory.mktemp("tiny") / "tiny.gguf", hidden=64, ff=128, layers=2
     )
-    with open_model(path, gpu_layers=0) as opened:
+    with open_model(path, ON_HOST) as opened:
         yield opened
 
 

@@ -13,6 +13,7 @@ from llmcli.planning import nearest_fit
 from llmcli.planning.memory_plan import open_memory_planner
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model_placement import ON_HOST
 from quant.model_file import read_header
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
@@ -71,7 +72,7 @@ def test_fit_reduces_the_number_of_samples(
     model = tiny_gguf.mamba(tmp_path / "mamba.gguf")
     words = ("run", str(model), "ab", *RUN, "-c", "512", "--samples", "64", "-n", "2", "--json")
     with open_memory_planner(
-        read_header.read_header(model), ContextOptions(512, 2048, 64, 20), 0
+        read_header.read_header(model), ContextOptions(512, 2048, 64, 20), ON_HOST
     ) as planner:
         available = planner.memory_plan().sums.total
     monkeypatch.setattr(nearest_fit, "GROWTH_BYTES", 0)

@@ -11,6 +11,7 @@ from llmcli.commands.plan import quantized_sizes
 from llmcli.hardware import host
 from llmcli.model_loader import header_only
 from llmcli.planning import resolve_options
+from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
@@ -357,11 +358,14 @@ def test_the_largest_number_of_gpu_layers_is_found(
     monkeypatch.setattr(
         memory_plan.devices, "list_devices", lambda: [Device("CPU", "", "cpu", 1, 1)]
     )
-    assert memory_plan.largest_gpu_layers(header, options) is None
+    assert memory_plan.largest_gpu_layers(header, options, ON_HOST) is None
 
     @contextmanager
-    def open_memory_planner(header: Any, options: Any, layers: int, draft: Any) -> Iterator[Any]:
-        gpu_memory = memory_plan.DeviceMemory("GPU0", 100 * layers, 0, 10, 5, 0, 0, free)
+    def open_memory_planner(
+        header: Any, options: Any, placement: ModelPlacement, draft: Any
+    ) -> Iterator[Any]:
+        nbytes = 100 * placement.gpu_layers
+        gpu_memory = memory_plan.DeviceMemory("GPU0", nbytes, 0, 10, 5, 0, 0, free)
         yield SimpleNamespace(
             device_memory=lambda options: (
                 memory_plan.DeviceMemory("CPU", 1, 0, 0, 0, 0, 0, None),
@@ -381,7 +385,7 @@ def test_the_largest_number_of_gpu_layers_is_found(
         (415, 4),
         (10**6, 4),
     ):
-        assert memory_plan.largest_gpu_layers(header, options) == expected
+        assert memory_plan.largest_gpu_layers(header, options, ON_HOST) == expected
 
 
 def test_a_model_is_planned_in_the_type_of_quant(

@@ -7,6 +7,7 @@ import pytest
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput, _base_name
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.scoring.activations import open_activations
 from tests.quant import tiny_gguf
 
@@ -28,7 +29,7 @@ def test_the_sink_gets_only_wanted_products_and_its_exception_is_raised(tmp_path
             raise ValueError("enough")
 
     ids = np.arange(32, dtype=np.int32)
-    with open_model(path, gpu_layers=0) as model:
+    with open_model(path, ON_HOST) as model:
         with open_activations(
             model, ContextOptions(32), lambda name: name.endswith("ffn_down.weight"), sink
         ) as found:
@@ -51,7 +52,7 @@ def test_the_sink_gets_the_input_of_the_head_although_the_head_is_not_computed(
         return True
 
     ids = np.arange(32, dtype=np.int32)
-    with open_model(path, gpu_layers=0) as model:
+    with open_model(path, ON_HOST) as model:
         options = ContextOptions(32)
         with open_activations(
             model, options, is_wanted, lambda product: seen.append(name_and_bytes(product))
@@ -88,7 +89,7 @@ def test_products_with_equal_keys_have_the_same_rows_and_experts(tmp_path: Path)
         )
         found.setdefault(product.key, []).append((product.name, inputs))
 
-    with open_model(path, gpu_layers=0) as model:
+    with open_model(path, ON_HOST) as model:
         with open_activations(
             model, ContextOptions(32), lambda name: name.startswith("blk."), sink
         ) as activations:

@@ -34,6 +34,7 @@ RUN = """
 import sys
 from pathlib import Path
 from llmcli.bench.speed.measure import open_model_under_test
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import default_sampling
@@ -43,7 +44,7 @@ for flash in ("on", "off"):
     with open_runner(Path(sys.argv[1]), options) as runner:
         reply = runner.reply(Request((1, 5, 6), default_sampling().with_values({"temp": 0}), max_tokens=3))
         assert len(list(reply)) >= 1
-with open_model_under_test(Path(sys.argv[1]), 0):
+with open_model_under_test(Path(sys.argv[1]), ON_HOST):
     print("ran")
 """
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.draft_settings import DraftSettings, open_speculation, parse_ngram_draft
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.draft_length import MAX_LOSS_SHARE, DraftLength
@@ -348,7 +349,9 @@ def open_drafting(
     settings: DraftSettings, context: FakeContext
 ) -> AbstractContextManager[Speculation | None]:
     """Open the speculation that these settings give with a fake model."""
-    return open_speculation(settings, fake_header(), FakeModel(), context, RunOptions(threads=1), 0)  # type: ignore[arg-type]
+    return open_speculation(
+        settings, fake_header(), FakeModel(), context, RunOptions(threads=1), ON_HOST
+    )  # type: ignore[arg-type]
 
 
 def test_drafting_is_off_by_default_if_logits_depend_on_the_number_of_rows():

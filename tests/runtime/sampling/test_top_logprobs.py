@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import default_sampling
@@ -54,7 +55,7 @@ def test_likeliest_tokens_of_an_answer_equal_those_of_transformers(
         cache_type_v="f32",
         flash_attn="off",
     )
-    with open_runner(stories_gguf, options, gpu_layers=0) as runner:
+    with open_runner(stories_gguf, options, placement=ON_HOST) as runner:
         prompt = runner.encode_text("Once upon a time, Tom")
         sampling = default_sampling().with_values({"seed": 3, "temp": 1.5})
         reply = runner.reply(

@@ -9,6 +9,7 @@ import pytest
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Request, RunOptions
@@ -22,7 +23,7 @@ def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model]]:
     options = ContextOptions(
         512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off"
     )
-    with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, options) as context:
+    with open_model(stories_gguf, ON_HOST) as model, open_context(model, options) as context:
         yield context, model
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.serve.engine_thread.bridge import EngineBridge
@@ -46,7 +47,7 @@ def open_stories_model(path: Path) -> Iterator[tuple[EngineBridge, ServerSetting
     """
     options = RunOptions(ctx_size=512, threads=1, threads_batch=1)
     with (
-        open_runner(path, options, template=CHAT, slots=4, gpu_layers=0) as runner,
+        open_runner(path, options, template=CHAT, slots=4, placement=ON_HOST) as runner,
         closing(EngineBridge(runner)) as bridge,
     ):
         yield bridge, ServerSettings(("tiny",), sampling=GREEDY)

@@ -12,6 +12,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.reproducible import with_required_options
@@ -132,7 +133,7 @@ def logits(path: Path, min_rows: int, passes: tuple[int, ...] = (PROMPT,)) -> F3
     )
     with (
         gemm.enabled(min_rows),
-        open_model(path, gpu_layers=0) as model,
+        open_model(path, ON_HOST) as model,
         open_context(model, options) as context,
     ):
         for count in passes:
@@ -188,7 +189,7 @@ def test_ggml_and_reproducible_modes_do_not_use_own_products(q8_0_model: Path) -
         "auto": RunOptions(256, 2),
         "ggml": RunOptions(256, 2, gemm="ggml"),
     }.items():
-        with open_runner(q8_0_model, options, raw=True, gpu_layers=0) as runner:
+        with open_runner(q8_0_model, options, raw=True, placement=ON_HOST) as runner:
             wants = [False] * (PROMPT - 1) + [True]
             (row,) = runner.context.decode(BatchRows(prompt, range(PROMPT), [0] * PROMPT, wants))
             found[name] = row.logits.copy()

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.serve.engine_thread import slot_files
@@ -70,7 +71,7 @@ def test_a_restored_slot_continues_after_a_restart(
     expected = complete(served, FRANCE, 2)["content"]
     assert act(served, 2, "save", filename="a").status_code == 200
     options = RunOptions(ctx_size=512, threads=1, threads_batch=1, gemm="ggml")
-    with open_runner(stories_gguf, options, template=CHAT, slots=8, gpu_layers=0) as runner:
+    with open_runner(stories_gguf, options, template=CHAT, slots=8, placement=ON_HOST) as runner:
         with serving(runner, slot_folder=tmp_path) as second:
             assert act(second, 5, "restore", filename="a").json()["n_restored"] > 0
             # also without a slot in the request
@@ -265,7 +266,7 @@ def test_an_applied_template_has_the_tokens_of_a_chat_when_it_is_completed(
     source = "{{ bos_token }}" * writes_bos + source
     options = RunOptions(ctx_size=128, threads=1, threads_batch=1, gemm="ggml")
     with (
-        open_runner(stories_gguf, options, template=source, gpu_layers=0) as runner,
+        open_runner(stories_gguf, options, template=source, placement=ON_HOST) as runner,
         serving(runner, 1, 4) as served,
     ):
         body = {"messages": [{"role": "user", "content": "Once upon"}], "max_tokens": 1}
