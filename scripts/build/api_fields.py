@@ -14,13 +14,15 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from llmcli.api.bodies.base import RequestBody
 from llmcli.api.bodies.generation_fields import GenerationBody
 from llmcli.api.bodies.reference import FieldRow, field_rows, inner_bodies, own_rows
 from llmcli.api.forms import FORMS
 from llmcli.serve.http.routes import ROUTES
+from scripts.build.generated_page import ROOT, update_page
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api-fields.md"
 REFERENCES = ROOT / "tests" / "data" / "api_references"
 HEAD = """\
@@ -57,19 +59,6 @@ REFERENCES_HEAD = """\
 A test compares the tables with these lists of fields.
 """
 COLUMNS = "field", "values", "of", "what the server does with it"
-
-
-def main() -> None:
-    """Write the page, or compare it with the file if --check is given."""
-    if sys.argv[1:] in (["-h"], ["--help"]):
-        print(inspect.cleandoc(__doc__ or "").split("\n\n", 1)[1])
-        return
-    page = build_page()
-    if "--check" in sys.argv[1:]:
-        if PAGE.read_text(encoding="utf-8") != page:
-            sys.exit("docs/api-fields.md is out of date: run scripts/build/api_fields.py")
-        return
-    PAGE.write_text(page, encoding="utf-8")
 
 
 def build_page() -> str:
@@ -143,4 +132,4 @@ def escape_cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    update_page(__doc__ or "", PAGE, build_page)

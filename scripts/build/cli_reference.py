@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import typer
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.build.generated_page import ROOT, update_page
+
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = """\
 # Command reference
@@ -39,19 +42,6 @@ SECTIONS = {
 HELP_OPTION = "--help"
 DEFAULT_SUBCOMMANDS = {"bench": "speed"}
 Row = tuple[str, str]  # an option's spellings, such as "-t, --threads INTEGER", and its help text
-
-
-def main() -> None:
-    """Write the page, or compare it with the file if --check is given."""
-    if sys.argv[1:] in (["-h"], ["--help"]):
-        print(inspect.cleandoc(__doc__ or "").split("\n\n", 1)[1])
-        return
-    page = build_page()
-    if "--check" in sys.argv[1:]:
-        if PAGE.read_text(encoding="utf-8") != page:
-            sys.exit("docs/cli.md is out of date: run scripts/build/cli_reference.py")
-        return
-    PAGE.write_text(page, encoding="utf-8")
 
 
 def build_page() -> str:
@@ -184,5 +174,4 @@ def _context(name: str, command: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    main()
+    update_page(__doc__ or "", PAGE, build_page)

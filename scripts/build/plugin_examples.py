@@ -1,28 +1,23 @@
 #!/usr/bin/env python3
 """Copy the example plug-ins of tests/plugins/ into docs/contributing.md.
 
-usage: .venv/bin/python scripts/build/plugin_examples.py
+usage: .venv/bin/python scripts/build/plugin_examples.py [--check]
 
 The examples are Python files, so that the formatter, renames and tests reach them. In the page, an
-HTML comment before a code block names the file that the block shows.
+HTML comment before a code block names the file that the block shows. With --check nothing is
+written, and the exit code is 1 if the page is out of date.
 """
 
-import inspect
 import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.build.generated_page import ROOT, update_page
+
 PAGE = ROOT / "docs" / "contributing.md"
 BLOCK = re.compile(r"(?ms)^(<!-- plugin: \S+ from (\S+) -->\n```python\n).*?^```$")
-
-
-def main() -> None:
-    """Write the page, or print the usage if there is any argument."""
-    if sys.argv[1:]:
-        print(inspect.cleandoc(__doc__ or "").split("\n\n", 1)[1])
-        return
-    PAGE.write_text(insert_examples(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def insert_examples(page: str) -> str:
@@ -31,4 +26,4 @@ def insert_examples(page: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    update_page(__doc__ or "", PAGE, lambda: insert_examples(PAGE.read_text(encoding="utf-8")))
