@@ -11,7 +11,8 @@ from llmcli.api.errors import ApiError
 
 FIELD = "template"
 MAX_CHARACTERS, MAX_DEPTH = 1 << 16, 50
-ACTION = re.compile(r"\{\{(-\s)?\s*(.*?)\s*(\s-)?\}\}", re.DOTALL)
+OPENING, CLOSING = "{{", "}}"  # of an action
+TRIM_BEFORE, TRIM_AFTER = re.compile(r"-\s"), re.compile(r"\s-")
 CONDITION = re.compile(r"(else\s+)?if\s+\.(\w+)")
 VARIABLE = re.compile(r"\.(\w+)")
 COMMENT = "/*"
@@ -74,14 +75,21 @@ def _tokens(source: str) -> Iterator[Token]:
     beside it.
     """
     position, trims = 0, False
-    for match in ACTION.finditer(source):
-        text = source[position : match.start()]
+    while True:
+        start = source.find(OPENING, position)
+        end = source.find(CLOSING, start + len(OPENING)) if start >= 0 else -1
+        text = source[position:start] if end >= 0 else source[position:]
         text = text.lstrip() if trims else text
-        yield "text", text.rstrip() if match[1] else text
-        yield "action", match[2]
-        position, trims = match.end(), bool(match[3])
-    text = source[position:]
-    yield "text", text.lstrip() if trims else text
+        if end < 0:
+            yield "text", text
+            return
+        action = source[start + len(OPENING) : end]
+        if TRIM_BEFORE.match(action):
+            text, action = text.rstrip(), action[1:]
+        trims = TRIM_AFTER.fullmatch(action, len(action) - 2) is not None
+        yield "text", text
+        yield "action", (action[:-1] if trims else action).strip()
+        position = end + len(CLOSING)
 
 
 def _error(reason: str) -> ApiError:
