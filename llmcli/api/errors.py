@@ -5,7 +5,7 @@ This module does not depend on HTTP, because lines of a batch file and WebSocket
 the same error objects.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import UnsatisfiableConstraint
@@ -142,12 +142,19 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(BUG_TEXT, 500)
 
 
-def error_document(error: ApiError, path: str = "") -> dict[str, Any]:
-    """Return the JSON error response in the format of the API that `path` belongs to. ollama's
-    (`/api/…`) has only a message, Anthropic's has different error types, and all others have
-    OpenAI's format.
-    """
+def error_vendor(path: str) -> Literal["ollama", "Anthropic", "OpenAI"]:
+    """Return the vendor whose format the errors of a path have."""
     if path.startswith("/api/"):
+        return "ollama"
+    return "Anthropic" if path.removeprefix("/v1").startswith("/messages") else "OpenAI"
+
+
+def error_document(error: ApiError, path: str = "") -> dict[str, Any]:
+    """Return the JSON error response in the format of the API that `path` belongs to. ollama's has
+    only a message, Anthropic's has different error types, and all others have OpenAI's format.
+    """
+    vendor = error_vendor(path)
+    if vendor == "ollama":
         return {"error": str(error)}
     fields = {
         "message": str(error),
@@ -156,7 +163,7 @@ def error_document(error: ApiError, path: str = "") -> dict[str, Any]:
         "code": error.code,
         **error.more,
     }
-    if path.removeprefix("/v1").startswith("/messages"):
+    if vendor == "Anthropic":
         return {
             "type": "error",
             "error": {**fields, "type": ANTHROPIC_ERROR_TYPES.get(error.status, error.type)},

@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 
 from llmcli.api.bodies.base import EFFECT_KEY, RequestBody
 from llmcli.api.bodies.reference import EFFECT_WORDS, NULL
+from llmcli.api.errors import error_vendor
 
 SCHEMA_PATH = "#/components/schemas/"
 JSON_TYPE = "application/json"
@@ -35,6 +36,9 @@ ERRORS: dict[str, dict[str, Any]] = {
     },
     "OllamaError": {"type": "object", "properties": {"error": TEXT}, "required": ["error"]},
 }
+
+# the vendor of a format of errors -> the name of its schema
+ERROR_NAMES = {"OpenAI": "Error", "Anthropic": "AnthropicError", "ollama": "OllamaError"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def describe_api(operations: Iterable[Operation], version: str) -> dict[str, Any
 
 def _describe_operation(entry: Operation) -> dict[str, Any]:
     parts = [part[1:-1] for part in entry.path.split("/") if part.startswith("{")]
-    error = {"schema": {"$ref": SCHEMA_PATH + _error_name(entry.path)}}
+    error = {"schema": {"$ref": SCHEMA_PATH + ERROR_NAMES[error_vendor(entry.path)]}}
     operation: dict[str, Any] = {
         "summary": entry.summary,
         "security": [] if entry.is_public else [{"key": []}],
@@ -94,14 +98,6 @@ def _describe_operation(entry: Operation) -> dict[str, Any]:
         schema = {"$ref": SCHEMA_PATH + entry.body_type.__name__}
         operation["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": schema}}}
     return operation
-
-
-def _error_name(path: str) -> str:
-    """Return the name of the form of errors of a path."""
-    if path.startswith("/api/"):
-        return "OllamaError"
-    is_anthropic = path.removeprefix("/v1").startswith("/messages")
-    return "AnthropicError" if is_anthropic else "Error"
 
 
 def _describe_body(schema: Mapping[str, Any]) -> dict[str, Any]:
