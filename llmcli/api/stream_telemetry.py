@@ -61,21 +61,43 @@ class StreamTelemetry:
 
     def _timings(self, times: _AnswerTimes) -> dict[str, Any]:
         """Return llama-server's `timings` object with the counts so far."""
-        computed = times.progress.processed - times.progress.cached
-        prompt_ms, gaps = times.progress.ms, max(0, times.n_tokens - 1)
-        per_token = times.generate_ms / gaps if gaps else 0.0
-        return {
-            "cache_n": times.progress.cached,
-            "prompt_n": computed,
-            "prompt_ms": prompt_ms,
-            "prompt_per_token_ms": prompt_ms / computed if computed else 0.0,
-            "prompt_per_second": computed / prompt_ms * 1e3 if prompt_ms else 0.0,
-            "predicted_n": times.n_tokens,
-            "predicted_ms": times.generate_ms,
-            "predicted_per_token_ms": per_token,
-            "predicted_per_second": 1e3 / per_token if per_token else 0.0,
-            "ttft_ms": times.first_token_ms,
-        }
+        progress = times.progress
+        return timings_document(
+            progress.processed,
+            progress.cached,
+            progress.ms,
+            times.n_tokens,
+            times.generate_ms,
+            times.first_token_ms,
+        )
+
+
+def timings_document(
+    n_prompt_tokens: int,
+    n_cached: int,
+    prompt_ms: float,
+    n_tokens: int,
+    generate_ms: float,
+    first_token_ms: float,
+) -> dict[str, Any]:
+    """Return llama-server's `timings` object, with an additional field `ttft_ms`, the time to the
+    first token. `n_cached`: the tokens of the prompt that were in the cache. `generate_ms`: the time
+    of the answer's tokens without the first.
+    """
+    computed, gaps = n_prompt_tokens - n_cached, max(0, n_tokens - 1)
+    per_token = generate_ms / gaps if gaps else 0.0
+    return {
+        "cache_n": n_cached,
+        "prompt_n": computed,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / computed if computed else 0.0,
+        "prompt_per_second": computed / prompt_ms * 1e3 if prompt_ms else 0.0,
+        "predicted_n": n_tokens,
+        "predicted_ms": generate_ms,
+        "predicted_per_token_ms": per_token,
+        "predicted_per_second": 1e3 / per_token if per_token else 0.0,
+        "ttft_ms": first_token_ms,
+    }
 
 
 def progress_document(progress: PromptProgress) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from llmcli.api.bodies.checks import read_body
 from llmcli.api.errors import ApiError, error_document
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import StreamPosition
-from llmcli.api.stream_telemetry import StreamTelemetry, progress_document
+from llmcli.api.stream_telemetry import StreamTelemetry, progress_document, timings_document
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.requests.request import Answer, Hypothesis, Request
 from llmcli.runtime.runner import Runner
@@ -308,27 +308,18 @@ def token_usage(answers: Sequence[Answer], samples: int = 1) -> Document:
 
 
 def answer_timings(answer: Answer) -> Document:
-    """Return llama-server's `timings` object for an answer, with an additional field `ttft_ms`, the
-    time to the first token.
-    """
-    computed, generated = answer.prompt_tokens - answer.cached_tokens, len(answer.tokens)
-    return {
-        "cache_n": answer.cached_tokens,
-        "prompt_n": computed,
-        "prompt_ms": answer.prompt_ms,
-        "prompt_per_token_ms": answer.prompt_ms / computed if computed else 0.0,
-        "prompt_per_second": answer.prompt_per_second,
-        "predicted_n": generated,
-        "predicted_ms": answer.generate_ms,
-        "predicted_per_token_ms": answer.tpot_ms,
-        "predicted_per_second": answer.tokens_per_second,
-        "ttft_ms": answer.ttft_ms,
-        **(
-            {}
-            if answer.n_drafted is None
-            else {"draft_n": answer.n_drafted, "draft_n_accepted": answer.n_accepted}
-        ),
-    }
+    """Return llama-server's `timings` object for an answer."""
+    timings = timings_document(
+        answer.prompt_tokens,
+        answer.cached_tokens,
+        answer.prompt_ms,
+        len(answer.tokens),
+        answer.generate_ms,
+        answer.ttft_ms,
+    )
+    if answer.n_drafted is not None:
+        timings |= {"draft_n": answer.n_drafted, "draft_n_accepted": answer.n_accepted}
+    return timings
 
 
 def best_beams(answer: Answer, count: int) -> Sequence[Hypothesis]:
