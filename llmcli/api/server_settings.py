@@ -31,6 +31,7 @@ class ServerSettings:
     - `slot_folder`: the folder for saved slots; None: clients can save none.
     - `files_folder`: the folder of files and batches; None: the server has none.
     - `max_files_bytes`: the largest number of bytes of all files together.
+    - `ssl_key`, `ssl_cert`: the files for HTTPS; None: HTTP.
     """
 
     names: tuple[str, ...]

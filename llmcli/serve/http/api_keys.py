@@ -6,6 +6,8 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 
+from starlette.requests import HTTPConnection
+
 
 def read_key(headers: Mapping[str, str]) -> str:
     """Return the API key in a request's headers: `Authorization: Bearer KEY` (OpenAI) or
@@ -29,6 +31,12 @@ def client_id(headers: Mapping[str, str], address: str, keys: tuple[str, ...]) -
     uses it for fair scheduling and for private prefixes in the cache.
     """
     return read_key(headers) if keys else address
+
+
+def connected_client(connection: HTTPConnection, keys: tuple[str, ...]) -> str:
+    """Return the id of the client of a request or a WebSocket; see client_id()."""
+    address = connection.client.host if connection.client else ""
+    return client_id(connection.headers, address, keys)
 
 
 def owner_id(headers: Mapping[str, str], keys: tuple[str, ...]) -> str:

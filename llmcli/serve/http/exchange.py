@@ -148,8 +148,7 @@ async def respond(service: Service, request: Request, form: ApiForm) -> Response
     the end, or a streaming response, which begins with the first event. If the request continues an
     interrupted stream, the stream is resumed at its position (stream_resume.py).
     """
-    address = request.client.host if request.client else ""
-    client = api_keys.client_id(request.headers, address, service.settings.keys)
+    client = api_keys.connected_client(request, service.settings.keys)
     position = read_position(request.scope) if form.is_stream else None
     if position:
         form.resume(position)

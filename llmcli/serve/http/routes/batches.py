@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcli.api.bodies.base import JsonObject, RequestBody, WholeNumber, honored
-from llmcli.api.bodies.checks import wrong_value
+from llmcli.api.bodies.checks import MAX_PATH_CHARACTERS, wrong_value
 from llmcli.api.errors import ApiError
 from llmcli.api.forms import FORMS
 from llmcli.batch.request_line import EMBEDDINGS_PATH
@@ -31,11 +31,6 @@ UNIT_SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 WINDOW = re.compile(r"([1-9]\d{0,5})([mhd])")
 MAX_METADATA, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512  # OpenAI's limits
 DEFAULT_LISTED, MAX_LISTED = 20, 100
-METADATA_ERROR = ApiError(
-    f"metadata may have {MAX_METADATA} names of {MAX_KEY_CHARACTERS} characters with values of"
-    f" {MAX_VALUE_CHARACTERS}",
-    param="metadata",
-)
 
 
 class ExpiryBody(RequestBody):
@@ -82,13 +77,19 @@ class BatchBody(RequestBody):
     @property
     def checked_metadata(self) -> dict[str, str] | None:
         """The metadata. Raises ApiError if it has too many or too long texts, or other values."""
-        for name, value in (self.metadata or {}).items():
+        metadata = self.metadata or {}
+        for name, value in metadata.items():
             if not isinstance(value, str):
-                raise wrong_value(f"metadata.{name}", value, "text")
-            if len(name) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
-                raise METADATA_ERROR
-        if len(self.metadata or {}) > MAX_METADATA:
-            raise METADATA_ERROR
+                raise wrong_value(f"metadata.{name}"[:MAX_PATH_CHARACTERS], value, "text")
+        if len(metadata) > MAX_METADATA or any(
+            len(name) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS
+            for name, value in metadata.items()
+        ):
+            raise ApiError(
+                f"metadata may have {MAX_METADATA} names of {MAX_KEY_CHARACTERS} characters with"
+                f" values of {MAX_VALUE_CHARACTERS}",
+                param="metadata",
+            )
         return self.metadata
 
 

@@ -2,21 +2,20 @@
 response is a JSON object, or Server-Sent Events while tokens are generated.
 """
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.forms import FORMS, find_form, further_paths
+from llmcli.api.forms import FORMS, further_paths
 from llmcli.serve.http.exchange import SHORT_BODY_BYTES, build_form, read_body, respond
 from llmcli.serve.http.service import Route, Service
 
 
-async def answer_request(service: Service, request: Request) -> Response:
+async def answer_request(path: str, service: Service, request: Request) -> Response:
     """Answer a request: parse its body with the form of its path, submit the form's requests to the
-    engine, and respond.
+    engine, and respond. `path`: the form's own path.
     """
-    requested = find_form(request.url.path)
-    assert requested is not None  # every path of this route has a form
-    path = requested.path
     document = await read_body(request, service.settings.max_body)
     # uvicorn has checked that the length is a number
     is_short = int(request.headers.get("content-length", SHORT_BODY_BYTES + 1)) <= SHORT_BODY_BYTES
@@ -25,6 +24,12 @@ async def answer_request(service: Service, request: Request) -> Response:
 
 
 ROUTES = tuple(
-    Route(path, answer_request, ("POST",), further_paths(path), body_type=form.body_type)
+    Route(
+        path,
+        partial(answer_request, path),
+        ("POST",),
+        further_paths(path),
+        body_type=form.body_type,
+    )
     for path, form in FORMS.items()
 )

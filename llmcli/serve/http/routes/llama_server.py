@@ -10,6 +10,7 @@ from starlette.responses import Response
 from llmcli.api.bodies.base import RequestBody, honored
 from llmcli.api.errors import ApiError
 from llmcli.api.forms.conversation_form import ChatBody, apply_template
+from llmcli.api.request_settings import context_tokens
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.chat_template import TOOL_TEMPLATE
@@ -35,7 +36,7 @@ async def show_props(service: Service, request: Request) -> Response:
     runner, settings = service.bridge.runner, service.settings
     template = runner.template
     params = settings.sampling.as_dict()
-    n_ctx = settings.max_context or runner.n_ctx
+    n_ctx = context_tokens(runner, settings)
     disabled = dict(settings.disabled_paths)
     accepts_system = template is not None and await service.bridge.run_in_worker(
         template.accepts_system
@@ -84,7 +85,7 @@ async def show_props(service: Service, request: Request) -> Response:
 async def show_slots(service: Service, request: Request) -> Response:
     """Respond with the sequences in the KV cache, in the format of llama-server's slots."""
     bridge = service.bridge
-    n_ctx = service.settings.max_context or bridge.runner.n_ctx
+    n_ctx = context_tokens(bridge.runner, service.settings)
     return json_response(
         await bridge.run_on_engine_thread(
             lambda: _slot_documents(bridge.runner, bridge.parallel, n_ctx)
@@ -114,8 +115,7 @@ async def change_slot(service: Service, request: Request) -> Response:
         saved = await slot_files.save_slot(bridge, slot, path)
         counts = {"n_saved": saved.n_tokens, "n_written": saved.n_bytes}
         return json_response({**head, **counts, "timings": {"save_ms": saved.milliseconds}})
-    address = request.client.host if request.client else ""
-    client = api_keys.client_id(request.headers, address, settings.keys)
+    client = api_keys.connected_client(request, settings.keys)
     scope = "" if bridge.runner.engine.schedule.share_prefixes else client
     restored = await slot_files.restore_slot(bridge, slot, path, scope)
     counts = {"n_restored": restored.n_tokens, "n_read": restored.n_bytes}

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmcli.api.errors import unknown_model
+from llmcli.api.request_settings import context_tokens
 from llmcli.serve.http.service import Route, Service
 
 
@@ -13,7 +14,7 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
     runner, settings = service.bridge.runner, service.settings
     meta = {
         "n_vocab": runner.model.n_vocab,
-        "n_ctx": settings.max_context or runner.n_ctx,
+        "n_ctx": context_tokens(runner, settings),
         "n_ctx_train": runner.header.context_length,
         "n_params": runner.model.n_params,
         "size": sum(tensor.nbytes for tensor in runner.header.tensors),

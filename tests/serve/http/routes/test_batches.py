@@ -11,7 +11,9 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
+from llmcli.api.errors import ApiError
 from llmcli.runtime.runner import Runner
+from llmcli.serve.http.routes.batches import BatchBody
 from tests.api.forms.test_openai_chat import client
 from tests.fixtures.batches import (
     CHAT_PATH,
@@ -243,6 +245,20 @@ def test_wrong_fields_are_refused_by_name(
     assert raised.value.status_code in (400, 404)
     assert raised.value.param == param
     assert list(fake_api.batches.list()) == []
+
+
+def test_each_error_is_a_new_one() -> None:
+    """An exception that is raised again holds the frames of all requests that raised it."""
+    metadata = {str(number): "x" for number in range(17)}
+    body = BatchBody(
+        input_file_id="a", endpoint=CHAT_PATH, completion_window="24h", metadata=metadata
+    )
+    errors = []
+    for _ in range(2):
+        with pytest.raises(ApiError, match="metadata may have 16 names") as raised:
+            _ = body.checked_metadata
+        errors.append(raised.value)
+    assert errors[0] is not errors[1]
 
 
 def test_lines_stay_lines_for_programs_that_know_more_line_ends(fake_api: OpenAI) -> None:
