@@ -15,6 +15,7 @@ from starlette.responses import Response
 from llmcli.api.bodies.base import RequestBody, honored, ignored
 from llmcli.api.errors import ApiError
 from llmcli.api.forms.ollama import find_listed_name
+from llmcli.api.request_settings import context_tokens
 from llmcli.serve.http.exchange import (
     cancel_on_disconnect,
     json_response,
@@ -29,12 +30,25 @@ OLLAMA_VERSION = "0.12.6"
 INPUT_FIELD_NAMES = "input", "prompt"  # in /api/embed, in the older /api/embeddings
 
 
-class ShowBody(RequestBody):
+class ModelBody(RequestBody):
     """The name of a model."""
 
     origin: ClassVar[str] = "ollama"
-    model: str | None = honored("any name")
+    model: str | None = honored("the name of the served model")
     name: str | None = honored("the same as model")
+
+    @property
+    def requested(self) -> str:
+        """The name. Raises ApiError if there is none."""
+        if not (name := self.model or self.name):
+            raise ApiError("name is missing", param="name")
+        return name
+
+
+class ShowBody(ModelBody):
+    """The model to describe."""
+
+    model: str | None = honored("any name")
     verbose: Any = ignored("the details are always the same")
     system: Any = ignored("ollama ignores it, too")
     template: Any = ignored("ollama ignores it, too")
@@ -47,7 +61,7 @@ class OllamaEmbedBody(RequestBody):
     origin: ClassVar[str] = "ollama"
     model: str | None = honored("any name")
     input: Any = honored("a text or a list of texts, for /api/embed")
-    prompt: Any = honored("a text, for /api/embeddings")
+    prompt: str | None = honored("a text, for /api/embeddings")
     truncate: bool | None = honored("true shortens a text that is too long; otherwise refused")
     dimensions: Any = honored("the number of values of a vector")
     keep_alive: Any = ignored("the model stays loaded as long as the server runs")
@@ -91,7 +105,7 @@ async def list_models(service: Service, request: Request) -> Response:
 
 async def list_running(service: Service, request: Request) -> Response:
     """Respond with the loaded models: an entry for each name of the served model."""
-    size = service.settings.max_context or service.bridge.runner.n_ctx
+    size = context_tokens(service.bridge.runner, service.settings)
     models = [
         {
             **_model_document(service, name),
@@ -112,10 +126,8 @@ async def show_version(service: Service, request: Request) -> Response:
 async def show_model(service: Service, request: Request) -> Response:
     """Respond with the details, metadata, capabilities and template of one model."""
     body = await read_checked_body(request, service.settings.max_body, ShowBody)
-    if (requested := body.model or body.name) is None:
-        raise ApiError("name is missing", param="name")
     runner, settings = service.bridge.runner, service.settings
-    name = find_listed_name(requested, settings)
+    name = find_listed_name(body.requested, settings)
     capabilities = ["completion"] if runner.can_generate else ["embedding"]
     if runner.can_generate and runner.template is not None:
         capabilities += ["tools", *(["thinking"] if runner.template.thinking_variables else [])]
@@ -129,7 +141,7 @@ async def show_model(service: Service, request: Request) -> Response:
     return json_response(
         {
             "modelfile": f"FROM {name}",
-            "parameters": f"num_ctx {settings.max_context or runner.n_ctx}",
+            "parameters": f"num_ctx {context_tokens(runner, settings)}",
             "license": "",
             "template": runner.template.source if runner.template else "{{ .Prompt }}",
             "details": _details(service),
@@ -160,8 +172,9 @@ async def embed(service: Service, request: Request) -> Response:
         else {"data": [], "usage": {"prompt_tokens": 0}}
     )
     vectors = [item["embedding"] for item in answer["data"]]
+    extra = {"notes": notes} if notes else {}
     if is_old_path:
-        return json_response({"embedding": vectors[0]})
+        return json_response({"embedding": vectors[0], **extra})
     return await large_json_response(
         {
             "model": find_listed_name(body.model, service.settings),
@@ -169,7 +182,7 @@ async def embed(service: Service, request: Request) -> Response:
             "total_duration": time.perf_counter_ns() - started,
             "load_duration": 0,
             "prompt_eval_count": answer["usage"]["prompt_tokens"],
-            **({"notes": notes} if notes else {}),
+            **extra,
         }
     )
 

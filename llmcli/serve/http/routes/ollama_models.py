@@ -4,16 +4,17 @@ pulling that one succeeds at once, and everything else is refused with the comma
 """
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.bodies.base import RequestBody, honored, ignored
+from llmcli.api.bodies.base import honored, ignored
 from llmcli.api.errors import ApiError
 from llmcli.api.forms.base import encode_json
 from llmcli.api.forms.ollama import is_listed
 from llmcli.serve.http.exchange import json_response, read_checked_body
+from llmcli.serve.http.routes.ollama import ModelBody
 from llmcli.serve.http.service import Route, Service
 
 PULL_STATUSES = "pulling manifest", "verifying sha256 digest", "writing manifest", "success"
@@ -25,23 +26,13 @@ COMMANDS = {
 }
 
 
-class ModelNameBody(RequestBody):
+class ModelNameBody(ModelBody):
     """The name of a model to pull or to delete."""
 
-    origin: ClassVar[str] = "ollama"
-    model: str | None = honored("the name of the served model")
-    name: str | None = honored("the same as model")
     stream: bool | None = honored("send the steps as lines, which is the default")
     insecure: Any = ignored("nothing is downloaded")
     username: Any = ignored("nothing is downloaded")
     password: Any = ignored("nothing is downloaded")
-
-    @property
-    def requested(self) -> str:
-        """The name. Raises ApiError if there is none."""
-        if not (name := self.model or self.name):
-            raise ApiError("name is missing", param="name")
-        return name
 
 
 class ChangeBody(ModelNameBody):
