@@ -166,16 +166,27 @@ def encode_prompt(
 ) -> tuple[int, ...]:
     """Return the token ids of a prompt text, which is a rendered template or a plain text.
 
-    Raises ApiError if the text is too long and there is no `truncation`. A text is first refused by
-    the smallest number of tokens that it can have, because tokenizing megabytes of spaces would
-    take many seconds.
+    Raises ApiError if the text is too long and there is no `truncation`.
     """
-    size = context_tokens(runner, settings)
+    check_text_length(runner, settings, text, truncation)
+    tokens = runner.encode_prompt(text)
+    return (
+        truncation.shorten(tokens, context_tokens(runner, settings) - 1) if truncation else tokens
+    )
+
+
+def check_text_length(
+    runner: Runner, settings: ServerSettings, text: str, truncation: Truncation | None = None
+) -> None:
+    """Raise ApiError for a text that does not fit into the context even with the smallest number of
+    tokens that it can have, because tokenizing megabytes of spaces would take many seconds. With a
+    `truncation`, a text may be longer, but not of any length.
+    """
     if truncation and len(text) <= MAX_SHORTENED_CHARACTERS:
-        return truncation.shorten(runner.encode_prompt(text), size - 1)
+        return
+    size = context_tokens(runner, settings)
     if (min_tokens := runner.model.min_tokens(text)) >= size:
         raise _too_long(f"{min_tokens} tokens or more", min_tokens, size)
-    return runner.encode_prompt(text)
 
 
 def context_tokens(runner: Runner, settings: ServerSettings) -> int:

@@ -27,7 +27,6 @@ MAX_SAMPLERS = 64
 
 TokenLimit = Annotated[int, WholeNumber(-1, MAX_TOKENS)]
 Texts = Annotated[str | list[str], Either("text or a list of texts"), MaxEntries(MAX_STOPS)]
-Truncation = Annotated[int, WholeNumber(-1, MAX_TOKENS)]
 NO_BUDGET = "thinking has no budget; use max_tokens, or enable_thinking with false"
 OWN_CACHE = "the cache is shared by all requests and manages itself"
 
@@ -124,6 +123,19 @@ class LlamaServerFields(RequestBody):
     reasoning_budget_end_tags: Any = ignored("it belongs to reasoning_budget_tokens")
 
 
+class OpenAiFields(RequestBody):
+    """Fields that OpenAI's chat completions and Responses API share."""
+
+    origin: ClassVar[str] = "OpenAI"
+    store: Any = ignored("nothing is stored")
+    service_tier: Any = ignored("there is one tier")
+    safety_identifier: Any = ignored("nothing is stored about users")
+    prompt_cache_key: Any = ignored(OWN_CACHE)
+    prompt_cache_options: Any = ignored(OWN_CACHE)
+    prompt_cache_retention: Any = ignored(OWN_CACHE)
+    moderation: Any = refused("this server moderates nothing")
+
+
 class VllmFields(RequestBody):
     """Fields that vLLM adds to OpenAI's APIs."""
 
@@ -136,7 +148,7 @@ class VllmFields(RequestBody):
         "the answer has at least this many tokens"
     )
     allowed_token_ids: list[int] | None = honored("the answer consists of these tokens only")
-    truncate_prompt_tokens: Truncation | None = honored(
+    truncate_prompt_tokens: TokenLimit | None = honored(
         "shorten a prompt to this many tokens; -1: to the context"
     )
     truncation_side: Literal["left", "right"] | None = honored(
@@ -207,7 +219,9 @@ class GenerationBody(
     user: Any = ignored("nothing is stored about users")
 
 
-GENERATION_NAMES = frozenset(GenerationBody.effects())
+GENERATION_NAMES = frozenset(
+    name for name, effect in GenerationBody.effects().items() if effect.effect == "honored"
+)
 
 
 def shared_values(document: Mapping[str, Any], body_type: type[RequestBody]) -> dict[str, Any]:

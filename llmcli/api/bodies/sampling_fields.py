@@ -142,14 +142,14 @@ else:
     SamplingFields.origin = "llama-server, llmcli"
 
 
-def chosen_settings(body: RequestBody) -> Mapping[str, object]:
+def chosen_settings(body: SamplingFields) -> Mapping[str, object]:
     """Return the values of the sampling settings that a request sets, by the names of the settings.
     If a request sets a setting by several of its names, the setting's own name decides.
     """
     return {
-        setting.name: getattr(body, name)
+        setting.name: value
         for name, setting in SETTING_NAMES.items()
-        if body.sets(name) and name in type(body).model_fields
+        if (value := getattr(body, name)) is not None
     }
 
 

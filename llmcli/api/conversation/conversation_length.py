@@ -5,7 +5,7 @@ Whole turns are left out, the oldest first, so many that a quarter of the contex
 answer. System texts and the last turn always remain.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from llmcli.api import request_settings
@@ -24,11 +24,10 @@ def render_within_context(
     runner: Runner,
     settings: ServerSettings,
     notes: list[str],
-    render: Callable[[PromptRequest, Runner, ServerSettings], RenderedPrompt] = render_prompt,
 ) -> RenderedPrompt:
     """Return the prompt of a conversation, without the oldest turns that do not fit. A note about
     them is appended to `notes`. Raises ApiError if the last turn does not fit, and the errors of
-    `render`.
+    render_prompt().
     """
     starts = turn_starts(request.messages)
     n_others = len(starts) - 1  # turns that may be left out
@@ -38,7 +37,7 @@ def render_within_context(
         """Return the prompt without the first `n_dropped` turns; None if it is too long."""
         messages = without_turns(request.messages, starts, n_dropped)
         try:
-            prompt = render(replace(request, messages=messages), runner, settings)
+            prompt = render_prompt(replace(request, messages=messages), runner, settings)
             n_tokens = len(prompt.tokens) + (answer_tokens if 0 < n_dropped < n_others else 0)
             request_settings.check_prompt_length(n_tokens, runner, settings)
         except ApiError as error:

@@ -8,7 +8,8 @@ the name of the namespace.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BeforeValidator, model_validator
 from pydantic_core import core_schema
@@ -107,9 +108,12 @@ class ChatTool(RequestBody):
         path in the request.
         """
         if self.type in (None, "function") and self.function is not None:
-            yield define_function(self.function)
+            function = self.function
+            yield define_function(
+                function.name, function.description, function.parameters, bool(function.strict)
+            )
         elif self.type == "custom" and self.custom is not None:
-            yield define_custom_tool(self.custom)
+            yield define_custom_tool(self.custom.name, self.custom.description, self.custom.format)
         else:
             notes.append(left_out(path, self.type))
 
@@ -186,40 +190,55 @@ class ToolFields(RequestBody):
     max_tool_calls: Any = ignored("it limits only tools that the server runs; there are none")
 
 
-def define_function(function: FunctionFields, namespace: str = "") -> ToolDefinition:
-    """Return the definition of a function. `namespace`: the name of its namespace, or ""."""
-    parameters = function.parameters or ANY_PARAMETERS
-    name = f"{namespace}{NAMESPACE_SEPARATOR}{function.name}" if namespace else function.name
-    definition = {
-        "name": name,
-        "description": function.description or "",
-        "parameters": parameters,
-    }
+class RequestTool(Protocol):
+    """A tool of a request, in any API."""
+
+    def definitions(self, path: str, notes: list[str]) -> Iterator[ToolDefinition]:
+        """Yield the definitions of the tool, or append a note if it is left out. `path`: the tool's
+        path in the request.
+        """
+
+
+def define_tools(tools: Sequence[RequestTool] | None, notes: list[str]) -> list[ToolDefinition]:
+    """Return the definitions of the tools in the field `tools`. Notes about tools that are left out
+    are appended to `notes`.
+    """
+    return [
+        definition
+        for index, tool in enumerate(tools or ())
+        for definition in tool.definitions(f"tools[{index}]", notes)
+    ]
+
+
+def define_function(
+    name: str,
+    description: str | None,
+    parameters: dict[str, Any] | None,
+    is_strict: bool = False,
+    namespace: str = "",
+) -> ToolDefinition:
+    """Return the definition of a function. `parameters`: the JSON schema of its arguments.
+    `namespace`: the name of its namespace, or "".
+    """
+    name = f"{namespace}{NAMESPACE_SEPARATOR}{name}" if namespace else name
+    parameters = parameters or ANY_PARAMETERS
+    definition = {"name": name, "description": description or "", "parameters": parameters}
     return ToolDefinition(
         name,
         parameters,
         {"type": "function", "function": definition},
-        bool(function.strict),
+        is_strict,
         namespace=namespace,
     )
 
 
-def define_custom_tool(tool: CustomToolFields) -> ToolDefinition:
-    """Return the definition of a custom tool as a function with one argument, a text."""
-    description = "\n\n".join(
-        text for text in (tool.description, _describe_format(tool.format)) if text
-    )
-    definition = {
-        "name": tool.name,
-        "description": description,
-        "parameters": CUSTOM_PARAMETERS,
-    }
-    return ToolDefinition(
-        tool.name,
-        CUSTOM_PARAMETERS,
-        {"type": "function", "function": definition},
-        is_custom=True,
-    )
+def define_custom_tool(name: str, description: str | None, text_format: Any) -> ToolDefinition:
+    """Return the definition of a custom tool as a function with one argument, a text.
+    `text_format`: the field `format`, which describes the text.
+    """
+    texts = [text for text in (description, _describe_format(text_format)) if text]
+    function = define_function(name, "\n\n".join(texts), CUSTOM_PARAMETERS)
+    return replace(function, is_custom=True)
 
 
 def _describe_format(text_format: Any) -> str:

@@ -51,15 +51,15 @@ def read_answer_schema(
     if response_format is None or response_format.type in (None, "text"):
         return None
     if response_format.type == "json_object":
-        if not response_format.sets("schema_"):
+        if response_format.schema_ is None:
             return AnswerSchema(ANY_OBJECT)
         return check_schema(response_format.schema_, f"{path}.schema")
     inner: NamedSchema = response_format.json_schema or response_format
     if response_format.json_schema is not None:
         path = f"{path}.json_schema"
-    elif is_nested and not response_format.sets("schema_"):
+    elif is_nested and response_format.schema_ is None:
         raise ApiError(f"{path}.json_schema is missing", param=f"{path}.json_schema")
-    if not inner.sets("schema_"):
+    if inner.schema_ is None:
         raise ApiError(f"{path}.schema is missing", param=f"{path}.schema")
     return check_schema(inner.schema_, f"{path}.schema", bool(inner.strict))
 

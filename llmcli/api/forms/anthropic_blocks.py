@@ -22,6 +22,7 @@ from llmcli.api.bodies.base import (
     noted,
     problem,
 )
+from llmcli.api.bodies.generation_fields import OWN_CACHE
 from llmcli.api.conversation.messages import PART_SEPARATOR, leave_out
 from llmcli.api.conversation.tool_call_stream import OutputPiece, parse_partial_arguments
 from llmcli.api.forms.base import Document
@@ -103,7 +104,7 @@ class ContentBlock(RequestBody):
     context: str | None = honored("the context of a document")
     tool_name: str | None = honored("the name of a tool that was found")
     citations: Any = noted("answers have no citations", {"enabled": False})
-    cache_control: Any = ignored("the cache is shared by all requests and manages itself")
+    cache_control: Any = ignored(OWN_CACHE)
 
     @model_validator(mode="after")
     def _check(self) -> "ContentBlock":

@@ -4,7 +4,7 @@ A request is translated to one for OpenAI's chat completions. If the last messag
 assistant's, the answer continues that message, as in Anthropic's API.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from llmcli.api.bodies.base import (
@@ -20,6 +20,7 @@ from llmcli.api.bodies.base import (
 from llmcli.api.bodies.checks import read_body
 from llmcli.api.bodies.generation_fields import (
     MAX_STOPS,
+    OWN_CACHE,
     GenerationBody,
     TokenLimit,
     shared_values,
@@ -27,7 +28,6 @@ from llmcli.api.bodies.generation_fields import (
 from llmcli.api.conversation.messages import MAX_MESSAGES
 from llmcli.api.conversation.template_fields import ReasoningEffort, TemplateFields, ThinkingSwitch
 from llmcli.api.conversation.tool_fields import MAX_TOOLS
-from llmcli.api.conversation.tools import ToolDefinition
 from llmcli.api.errors import ApiError
 from llmcli.api.forms import anthropic_blocks
 from llmcli.api.forms.answer_constraint import ResponseFormat
@@ -121,7 +121,7 @@ class MessagesBody(TemplateFields, GenerationBody):
     metadata: Any = ignored("nothing is stored")
     service_tier: Any = ignored("there is one tier")
     speed: Any = ignored("there is one speed")
-    cache_control: Any = ignored("the cache is shared by all requests and manages itself")
+    cache_control: Any = ignored(OWN_CACHE)
     inference_geo: Any = ignored("the server is where it is")
     diagnostics: Any = ignored("timings tell how much of the prompt was cached")
     user_profile_id: Any = ignored("nothing is stored about users")
@@ -169,6 +169,7 @@ class MessagesForm(ConversationForm):
     def chat_body(self) -> ChatBody:
         """Translate the request to one for /v1/chat/completions."""
         body, source = self.body, self.source
+        output_config = source.get("output_config") or {}
         document = shared_values(source, self.body_type) | {
             name: source.get(name) for name in TemplateFields.effects()
         }
@@ -178,22 +179,13 @@ class MessagesForm(ConversationForm):
             ),
             "max_tokens": body.max_tokens,
             "stop": body.stop_sequences,
+            "thinking": source.get("thinking"),
+            "reasoning_effort": output_config.get("effort"),
+            "response_format": output_config.get("format") or source.get("output_format"),
         }
         if body.tool_choice:
             document |= body.tool_choice.translated()
-        document["thinking"] = source.get("thinking")
-        document["reasoning_effort"] = body.output_config.effort if body.output_config else None
-        for fields, name in (
-            (source.get("output_config") or {}, "format"),
-            (source, "output_format"),
-        ):
-            document.setdefault("response_format", None)
-            document["response_format"] = document["response_format"] or fields.get(name)
         return read_body(ChatBody, document, [], self.path)
-
-    def _tool_definitions(self) -> Iterator[ToolDefinition]:
-        for index, tool in enumerate(self.body.tools or ()):
-            yield from tool.definitions(f"tools[{index}]", self.notes)
 
     def _edits(self) -> list[ContextEdit]:
         management = self.body.context_management

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from llmcli.api.bodies.base import RequestBody, honored, ignored, missing, noted
+from llmcli.api.bodies.generation_fields import OWN_CACHE
 from llmcli.api.conversation.tool_fields import (
-    FunctionFields,
     JsonSchema,
     ToolName,
     define_function,
@@ -85,7 +85,7 @@ class AnthropicTool(RequestBody):
     description: str | None = honored("given to the model")
     input_schema: JsonSchema | None = honored("the JSON schema of the arguments")
     strict: bool | None = honored("the arguments follow the schema in every call")
-    cache_control: Any = ignored("the cache is shared by all requests and manages itself")
+    cache_control: Any = ignored(OWN_CACHE)
     defer_loading: Any = ignored("all tools are given to the model")
     input_examples: Any = noted("the model does not see them; write them into the description")
 
@@ -106,11 +106,7 @@ class AnthropicTool(RequestBody):
                 notes.append(left_out(path, kind))
                 return
             description, schema = CLIENT_TOOLS[beginning]
-        yield define_function(
-            FunctionFields.model_construct(
-                name=self.name, description=description, parameters=schema, strict=self.strict
-            )
-        )
+        yield define_function(self.name or "", description, schema, bool(self.strict))
 
 
 class AnthropicToolChoice(RequestBody):

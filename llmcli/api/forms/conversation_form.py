@@ -2,7 +2,7 @@
 fields of OpenAI's chat completions and builds the engine's request.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from llmcli.api import request_settings
@@ -18,6 +18,7 @@ from llmcli.api.bodies.base import (
 from llmcli.api.bodies.checks import read_body
 from llmcli.api.bodies.generation_fields import (
     GenerationBody,
+    OpenAiFields,
     StreamOptions,
     Texts,
     TokenLimit,
@@ -35,7 +36,13 @@ from llmcli.api.conversation.template_fields import (
     TemplateFields,
     read_template_variables,
 )
-from llmcli.api.conversation.tool_fields import MAX_TOOLS, ChatTool, ToolFields, read_tools
+from llmcli.api.conversation.tool_fields import (
+    MAX_TOOLS,
+    ChatTool,
+    ToolFields,
+    define_tools,
+    read_tools,
+)
 from llmcli.api.conversation.tools import ToolDefinition
 from llmcli.api.errors import ApiError
 from llmcli.api.forms.answer_constraint import (
@@ -89,7 +96,7 @@ class VllmChatFields(LlamaServerChatFields):
     echo: bool | None = refused("the answer has only the new text")
 
 
-class ChatBody(VllmChatFields, ToolFields, ReasoningFields, GenerationBody):
+class ChatBody(VllmChatFields, ToolFields, ReasoningFields, OpenAiFields, GenerationBody):
     """A request for a chat completion."""
 
     origin: ClassVar[str] = "OpenAI"
@@ -111,18 +118,11 @@ class ChatBody(VllmChatFields, ToolFields, ReasoningFields, GenerationBody):
         "return this many alternatives of each token"
     )
     stream_options: StreamOptions | None = honored("what a stream contains")
-    store: Any = ignored("nothing is stored")
     metadata: Any = ignored("nothing is stored")
-    service_tier: Any = ignored("there is one tier")
-    safety_identifier: Any = ignored("nothing is stored about users")
-    prompt_cache_key: Any = ignored("the cache is shared by all requests and manages itself")
-    prompt_cache_options: Any = ignored("the cache is shared by all requests and manages itself")
-    prompt_cache_retention: Any = ignored("the cache is shared by all requests and manages itself")
     prediction: Any = ignored("it only speeds up the answer; the server drafts by itself")
     modalities: Any = refused("this server generates only text", ["text"])
     audio: Any = refused("this server generates only text")
     verbosity: Any = refused("ask for it in the system text", "medium")
-    moderation: Any = refused("this server moderates nothing")
     web_search_options: Any = refused("this server cannot search the web")
     functions: Any = refused("use tools")
     function_call: Any = refused("use tool_choice", "auto", "none")
@@ -146,7 +146,7 @@ class ConversationForm(ApiForm):
         self.chat = chat = self.chat_body()
         self._set_verbose(chat.verbose)
         self.samples_per_request = chat.n or chat.n_cmpl or 1
-        self.prompt = self._render_prompt(self._prompt_request(), runner, settings)
+        self.prompt = self._render_prompt(self._prompt_request())
         self.has_logprobs = bool(chat.logprobs or chat.n_probs)
         if chat.top_logprobs and not self.has_logprobs:
             raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -190,25 +190,15 @@ class ConversationForm(ApiForm):
         body: ChatBody = self.body
         return body
 
-    def _render_prompt(
-        self, request: PromptRequest, runner: Runner, settings: ServerSettings
-    ) -> RenderedPrompt:
-        return render_prompt(request, runner, settings)
+    def _render_prompt(self, request: PromptRequest) -> RenderedPrompt:
+        return render_prompt(request, self.runner, self.settings)
 
     def _prompt_request(self) -> PromptRequest:
-        definitions = list(self._tool_definitions())
+        definitions = self._tool_definitions()
         return read_prompt_request(self.chat, definitions, self.runner.template, self.notes)
 
-    def _tool_definitions(self) -> Iterator[ToolDefinition]:
-        return define_tools(self.chat, self.notes)
-
-
-def define_tools(chat: ChatBody, notes: list[str]) -> Iterator[ToolDefinition]:
-    """Yield the definitions of the tools of a chat completion. Notes about tools that are left out
-    are appended to `notes`.
-    """
-    for index, tool in enumerate(chat.tools or ()):
-        yield from tool.definitions(f"tools[{index}]", notes)
+    def _tool_definitions(self) -> list[ToolDefinition]:
+        return define_tools(self.body.tools, self.notes)
 
 
 def read_prompt_request(
@@ -272,7 +262,7 @@ def apply_template(
         raise base_model_error()
     notes = [] if notes is None else notes
     chat = read_body(ChatBody, document, notes)
-    request = read_prompt_request(chat, list(define_tools(chat, notes)), template, notes)
+    request = read_prompt_request(chat, define_tools(chat.tools, notes), template, notes)
     text = render_text(request, template, settings).text
     has_bos = runner.model.add_bos and runner.begins_with_bos(text)
     return text.plain[len(template.bos) if has_bos else 0 :]

@@ -1,6 +1,6 @@
 """Prompts that ask a model for the text of a gap, from the text before and the text after it.
 
-Source: format_prompt_infill in llama.cpp's tools/server/server-request_settings.cpp.
+Source: format_prompt_infill in llama.cpp's tools/server/server-common.cpp.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,7 @@ def gap_tokens(
     """
     model = runner.model
     fim = infill_tokens(model)
-    request_settings.encode_prompt(
-        runner, settings, suffix
-    )  # raises ApiError for a text that is too long
+    request_settings.check_text_length(runner, settings, suffix)
     bos = [model.bos] if model.add_bos and model.bos is not None else []
     after = model.tokenize(suffix, special=False)
     return (*bos, fim["pre"], *prefix, fim["suf"], *after, fim["mid"])

@@ -9,7 +9,7 @@ are in nanoseconds. A prompt that does not fit into the context is refused unles
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
@@ -39,7 +39,7 @@ from llmcli.api.bodies.generation_fields import (
 from llmcli.api.conversation import go_template
 from llmcli.api.conversation.conversation_length import render_within_context
 from llmcli.api.conversation.messages import MAX_MESSAGES, Content, join_parts
-from llmcli.api.conversation.prompt import PromptRequest, RenderedPrompt, render_prompt
+from llmcli.api.conversation.prompt import PromptRequest, RenderedPrompt
 from llmcli.api.conversation.template_fields import SWITCH_WORDS, ReasoningEffort
 from llmcli.api.conversation.tool_call_stream import OutputPiece
 from llmcli.api.conversation.tool_fields import MAX_TOOLS, ChatTool
@@ -207,6 +207,7 @@ class OllamaChatForm(ConversationForm):
         self._started_ns = time.perf_counter_ns()
         self._n_calls = 0  # number of tool calls in the answer so far
         super().__init__(document, runner, settings)
+        self._style = logprobs.LogprobStyle.of(self.chat)
         self.is_stream = self.body.stream is not False
         self.requested_name = find_listed_name(self.body.model, settings)
         if self._has_no_prompt():
@@ -223,9 +224,7 @@ class OllamaChatForm(ConversationForm):
         """Translate the request to one for /v1/chat/completions."""
         body: OllamaFields = self.body
         options = body.options or OllamaOptions()
-        document = shared_values(self.source.get("options") or {}, OllamaOptions)
-        document |= dict.fromkeys(["num_predict"])
-        document |= {
+        document = shared_values(self.source.get("options") or {}, OllamaOptions) | {
             "messages": self._messages() or [{"role": "user", "content": ""}],
             "n_keep": options.n_keep if options.num_keep is None else options.num_keep,
             "stop": options.stop,
@@ -237,23 +236,10 @@ class OllamaChatForm(ConversationForm):
         }
         return read_body(ChatBody, document, [], self.path)
 
-    def _tool_definitions(self) -> Iterator[ToolDefinition]:
-        for index, tool in enumerate(self.body.tools or ()):
-            yield from tool.definitions(f"tools[{index}]", self.notes)
-
-    def _render_prompt(
-        self, request: PromptRequest, runner: Runner, settings: ServerSettings
-    ) -> RenderedPrompt:
+    def _render_prompt(self, request: PromptRequest) -> RenderedPrompt:
         if self.body.truncate:
-            return render_within_context(request, runner, settings, self.notes)
-        return render_prompt(request, runner, settings)
-
-    @property
-    def n_samples(self) -> int:
-        """Number of answers: always 1, even if the options contain `n`, because ollama's responses
-        have only one.
-        """
-        return 1
+            return render_within_context(request, self.runner, self.settings, self.notes)
+        return super()._render_prompt(request)
 
     def document(self, answers: Sequence[Answer]) -> Document:
         """Return the complete response as one object."""
@@ -274,7 +260,7 @@ class OllamaChatForm(ConversationForm):
         """
         pieces = self._splitters[0].feed(event.text)
         log_probabilities = (
-            logprobs.event_logprobs(self.runner, event) if self.has_logprobs else None
+            logprobs.event_logprobs(self.runner, event, self._style) if self.has_logprobs else None
         )
         has_output = any(piece.kind not in ("call_start", "arguments") for piece in pieces)
         if not has_output and not log_probabilities:
@@ -343,7 +329,7 @@ class OllamaChatForm(ConversationForm):
             return {"done": True, "done_reason": LOAD_REASON}
         (answer,) = answers
         extra = (
-            {"logprobs": logprobs.answer_logprobs(self.runner, answer)}
+            {"logprobs": logprobs.answer_logprobs(self.runner, answer, self._style)}
             if self.has_logprobs and is_complete
             else {}
         )
@@ -378,34 +364,32 @@ class OllamaGenerateForm(OllamaChatForm):
         messages = [{"role": "system", "content": system}] if system else []
         return [*messages, {"role": "user", "content": self.body.prompt or ""}]
 
-    def _tool_definitions(self) -> Iterator[ToolDefinition]:
-        return iter(())
+    def _tool_definitions(self) -> list[ToolDefinition]:
+        return []
 
-    def _render_prompt(
-        self, request: PromptRequest, runner: Runner, settings: ServerSettings
-    ) -> RenderedPrompt:
-        body, bos = self.body, runner.model.bos
-        size = request_settings.context_tokens(runner, settings)
+    def _render_prompt(self, request: PromptRequest) -> RenderedPrompt:
+        body, runner = self.body, self.runner
+        bos = runner.model.bos
         is_text = body.raw or body.template or body.suffix or runner.template is None
         if is_text:
-            tokens = self._encode_text(request, runner, settings)
+            tokens = self._encode_text(request)
             constraint = request.schema.constraint if request.schema else request.constraint
             prompt = RenderedPrompt(tokens, constraint, None, None, NO_TOOLS)
         else:
-            prompt = super()._render_prompt(request, runner, settings)
+            prompt = super()._render_prompt(request)
         tokens = prompt.tokens
         if body.context:
             check_tokens(body.context, "context", runner.model.n_vocab)
             # BOS begins the context, and only that
             tokens = (*body.context, *(tokens[1:] if tokens[:1] == (bos,) else tokens))
             if body.truncate:
+                size = request_settings.context_tokens(runner, self.settings)
                 tokens = request_settings.Truncation().shorten(tokens, size - 1)
         return replace(prompt, tokens=tokens or ((bos or 0),))
 
-    def _encode_text(
-        self, request: PromptRequest, runner: Runner, settings: ServerSettings
-    ) -> tuple[int, ...]:
+    def _encode_text(self, request: PromptRequest) -> tuple[int, ...]:
         """Return the token ids of a prompt without the model's own chat template."""
+        runner, settings = self.runner, self.settings
         body, prompt = self.body, self.body.prompt or ""
         truncation = request.truncation or (
             request_settings.Truncation() if body.truncate else None
@@ -422,9 +406,7 @@ class OllamaGenerateForm(OllamaChatForm):
             )
             return request_settings.encode_prompt(runner, settings, text, truncation)
         if body.suffix:
-            request_settings.encode_prompt(
-                runner, settings, prompt
-            )  # raises ApiError for a long text
+            request_settings.check_text_length(runner, settings, prompt)
             before = runner.model.tokenize(prompt, special=False)
             return infill.gap_tokens(runner, settings, before, body.suffix)
         return request_settings.encode_prompt(runner, settings, prompt, truncation)
@@ -475,7 +457,7 @@ def translate_messages(messages: Sequence[OllamaMessage]) -> list[Document]:
     """
     translated: list[Document] = []
     call_numbers, result_numbers = itertools.count(), itertools.count()
-    for message in messages:
+    for index, message in enumerate(messages):
         role = message.role.lower()
         extra: Document = {}
         if role == "tool":
@@ -484,7 +466,7 @@ def translate_messages(messages: Sequence[OllamaMessage]) -> list[Document]:
             extra = {"tool_calls": [_call(call, f"call_{next(call_numbers)}") for call in calls]}
         if message.thinking:
             extra["reasoning_content"] = message.thinking
-        text = join_parts(message.content, "content", None)
+        text = join_parts(message.content, f"messages[{index}].content", None)
         translated.append({"role": role, "content": text, **extra})
     return translated
 

@@ -249,13 +249,12 @@ class CompletionsForm(ApiForm):
 
     def _encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt that is a text."""
-        body = self.completions
-        tokens = request_settings.encode_prompt(
-            self.runner, self.settings, text, request_settings.read_truncation(body)
-        )
+        body, runner, settings = self.completions, self.runner, self.settings
+        truncation = request_settings.read_truncation(body)
         if body.add_special_tokens is False or body.suffix:
-            return tuple(self.runner.model.tokenize(text, special=not body.suffix))
-        return tokens
+            request_settings.check_text_length(runner, settings, text, truncation)
+            return tuple(runner.model.tokenize(text, special=not body.suffix))
+        return request_settings.encode_prompt(runner, settings, text, truncation)
 
     def _echo(self, number: int, request: Request) -> str:
         """Return the text of a prompt if the request wants the prompt in the response (`echo`),
@@ -265,10 +264,7 @@ class CompletionsForm(ApiForm):
             return ""
         value = self.completions.prompt
         prompt = value if self._is_single(value) else value[number]
-        if isinstance(prompt, str):
-            return prompt
-        raw = b"".join(self.runner.model.piece(token, special=True) for token in request.tokens)
-        return raw.decode("utf-8", "replace")
+        return prompt if isinstance(prompt, str) else self.prompt_text(request)
 
     def document(self, answers: Sequence[Answer]) -> Document:
         """Return the response with the choices of every prompt. With `best_of`, the choices are the

@@ -21,7 +21,7 @@ from llmcli.api.bodies.base import (
     missing,
     refused,
 )
-from llmcli.api.bodies.generation_fields import GenerationBody, Texts, TokenLimit
+from llmcli.api.bodies.generation_fields import GenerationBody, OpenAiFields, Texts, TokenLimit
 from llmcli.api.conversation.conversation_length import render_within_context
 from llmcli.api.conversation.messages import MAX_MESSAGES
 from llmcli.api.conversation.prompt import PromptRequest, RenderedPrompt, render_prompt
@@ -33,13 +33,12 @@ from llmcli.api.conversation.template_fields import (
 from llmcli.api.conversation.tool_call_stream import OutputPiece
 from llmcli.api.conversation.tool_fields import (
     MAX_TOOLS,
-    CustomToolFields,
-    FunctionFields,
     JsonSchema,
     ToolFields,
     ToolName,
     define_custom_tool,
     define_function,
+    define_tools,
     left_out,
     read_tools,
 )
@@ -101,19 +100,11 @@ class ResponsesTool(RequestBody):
         path in the request. `namespace`: the name of its namespace, or "".
         """
         if self.type in (None, "function"):
-            function = FunctionFields.model_construct(
-                name=self.name or "",
-                description=self.description,
-                parameters=self.parameters,
-                strict=self.strict,
+            yield define_function(
+                self.name or "", self.description, self.parameters, bool(self.strict), namespace
             )
-            yield define_function(function, namespace)
         elif self.type == "custom":
-            yield define_custom_tool(
-                CustomToolFields.model_construct(
-                    name=self.name or "", description=self.description, format=self.format
-                )
-            )
+            yield define_custom_tool(self.name or "", self.description, self.format)
         elif self.type == "namespace" and not namespace:
             for index, inner in enumerate(self.tools or ()):
                 yield from inner.definitions(f"{path}.tools[{index}]", notes, self.name or "")
@@ -145,7 +136,7 @@ class ContextCompaction(RequestBody):
     )
 
 
-class ResponsesBody(ReasoningFields, ToolFields, TemplateFields, GenerationBody):
+class ResponsesBody(ReasoningFields, ToolFields, TemplateFields, OpenAiFields, GenerationBody):
     """A request for a response."""
 
     origin: ClassVar[str] = "OpenAI"
@@ -168,13 +159,7 @@ class ResponsesBody(ReasoningFields, ToolFields, TemplateFields, GenerationBody)
     )
     stop: Texts | None = honored("texts that end the answer")
     metadata: Any = honored("returned with the answer")
-    store: Any = ignored("nothing is stored")
-    service_tier: Any = ignored("there is one tier")
     stream_options: Any = ignored("the last event of a stream always has the token counts")
-    safety_identifier: Any = ignored("nothing is stored about users")
-    prompt_cache_key: Any = ignored("the cache is shared by all requests and manages itself")
-    prompt_cache_options: Any = ignored("the cache is shared by all requests and manages itself")
-    prompt_cache_retention: Any = ignored("the cache is shared by all requests and manages itself")
     access_programs: Any = ignored("there are no programs")
     image: Any = ignored("no images are generated")
     background_options: Any = ignored("it belongs to background, which is refused")
@@ -184,7 +169,6 @@ class ResponsesBody(ReasoningFields, ToolFields, TemplateFields, GenerationBody)
     conversation: Any = refused(STATELESS)
     background: Any = refused(STATELESS)
     prompt: Any = refused("send the prompt itself")
-    moderation: Any = refused("this server moderates nothing")
     enable_response_messages: Any = refused("/apply-template returns the prompt")
     max_tokens: Any = refused("use max_output_tokens")
     max_completion_tokens: Any = refused("use max_output_tokens")
@@ -208,11 +192,7 @@ class ResponsesForm(ApiForm):
     ) -> None:
         super().__init__(document, runner, settings)
         body = self.body
-        definitions = [
-            definition
-            for index, tool in enumerate(body.tools or ())
-            for definition in tool.definitions(f"tools[{index}]", self.notes)
-        ]
+        definitions = define_tools(body.tools, self.notes)
         self.tools = read_tools(definitions, body.tool_choice, body.parallel_tool_calls)
         self.prompt = self._render_prompt()
         self._check_compaction(len(self.prompt.tokens))
@@ -220,6 +200,7 @@ class ResponsesForm(ApiForm):
         self.limit = request_settings.first_limit(body.max_output_tokens)
         options = request_settings.read_common_fields(body, runner, settings, body.stop, self.limit)
         self.has_logprobs = LOGPROBS_INCLUDE in (body.include or ())
+        self._style = logprobs.LogprobStyle.of(body)
         tokens, opened_tags = self.prompt.tokens, self.prompt.opened_tags
         max_tokens = request_settings.answer_budget(
             runner, settings, len(tokens), request_settings.effective_limit(self.limit, settings)
@@ -325,7 +306,9 @@ class ResponsesForm(ApiForm):
         Tokens of thinking and of tool calls get no log-probability.
         """
         if self.has_logprobs and token:
-            self._pending_logprobs.append(logprobs.token_logprobs(self.runner, token, top))
+            self._pending_logprobs.append(
+                logprobs.token_logprobs(self.runner, token, top, self._style)
+            )
         yield from self._item_events(self._splitter.feed(text))
 
     def _closing_events(self, answer: Answer) -> Iterator[Document]:

@@ -213,6 +213,19 @@ def test_a_request_without_a_prompt_reports_a_loaded_model(serve: Callable[..., 
         ("/api/generate", {"context": [99999]}, "context has 99999, which is no token", 400),
         ("/api/show", {}, "name is missing", 400),
         ("/api/embed", {}, "input is missing", 400),
+        ("/api/embeddings", {"prompt": []}, "prompt must be text, not a list", 400),
+        ("/api/show", {"model": ""}, "name is missing", 400),
+        (
+            "/api/chat",
+            {
+                "messages": [
+                    *HELLO,
+                    {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]},
+                ]
+            },
+            "messages[1].content[0]: this server reads only text, not image_url",
+            400,
+        ),
         ("/api/pull", {"model": "x"}, "this server serves only tiny", 404),
     ],
 )
