@@ -9,11 +9,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from llmcli.api.bodies.base import RequestBody, WholeNumber, honored, ignored, refused
+from llmcli.api.bodies.base import (
+    MaxEntries,
+    RequestBody,
+    WholeNumber,
+    honored,
+    ignored,
+    refused,
+)
 from llmcli.api.bodies.checks import read_body, wrong_value
+from llmcli.api.conversation.messages import ContentPart, join_parts
 from llmcli.api.errors import ApiError, context_length_error
-from llmcli.api.fields import Fields, json_type
+from llmcli.api.request_settings import MAX_SHORTENED_CHARACTERS
 from llmcli.api.server_settings import ServerSettings
+from llmcli.api.tokens import PromptObject
 from llmcli.runtime.binding.pooled_context import Vector
 from llmcli.runtime.scoring.embedder import EUCLIDEAN, NO_NORM, Embedder, normalize
 
@@ -21,8 +30,6 @@ from llmcli.runtime.scoring.embedder import EUCLIDEAN, NO_NORM, Embedder, normal
 EmbeddingInput = str | Sequence[int | str] | Mapping[str, Any]
 INPUT_WORDS = "text, token ids, or a list of both"
 PATH = "/v1/embeddings"
-# Characters of a text that is shortened. A longer text is not tokenized.
-MAX_SHORTENED_CHARACTERS = 1 << 21
 # OpenAI's limits for one request
 MAX_TEXTS = 2048
 MAX_TOKENS = 300_000
@@ -79,6 +86,14 @@ class FullEmbeddingsBody(LlamaServerEmbeddingsBody):
     chat_template_kwargs: Any = ignored("it belongs to messages, which is refused")
 
 
+class TextObject(PromptObject):
+    """A text to embed as an object."""
+
+    content: Annotated[list[ContentPart], MaxEntries(MAX_TEXTS)] | None = honored(
+        "the parts of the text, without prompt_string"
+    )
+
+
 class EmbeddingsRequest:
     """One request for embeddings. Raises ApiError for an invalid field.
 
@@ -92,10 +107,15 @@ class EmbeddingsRequest:
         self.model = settings.find_name(body.model)
         self._encoding = body.encoding_format or "float"
         self.norm = EUCLIDEAN if body.embd_normalize is None else body.embd_normalize
-        self.texts = read_texts(Fields(document))
+        self.texts = read_texts(body)
         self.shortening: Shortening | None = None
         if body.truncate_prompt_tokens is not None:
             count = body.truncate_prompt_tokens
+            if count == 0:
+                raise ApiError(
+                    "truncate_prompt_tokens is 0, which leaves no text",
+                    param="truncate_prompt_tokens",
+                )
             self.shortening = Shortening(
                 None if count == -1 else count, body.truncation_side == "left"
             )
@@ -154,14 +174,14 @@ class EmbeddingsRequest:
         ]
 
 
-def read_texts(fields: Fields) -> list[EmbeddingInput]:
+def read_texts(body: LlamaServerEmbeddingsBody) -> list[EmbeddingInput]:
     """Return the field `input`, or `content` as llama-server's clients call it, as a list with one
     entry for each text to embed. An entry is a text, a list of token ids and texts, or an object
     with a `prompt_string` or with `content`, a list of text parts. In the request, `input` is one
     such entry or a list of them. Raises ApiError for any other value.
     """
-    name = "content" if fields.has("content") and not fields.has("input") else "input"
-    values = fields.values.get(name)
+    name = "content" if body.input is None and body.content is not None else "input"
+    values = getattr(body, name)
     if values is None:
         raise ApiError("input is missing", param="input")
     is_tokens = isinstance(values, list) and any(type(entry) is int for entry in values)
@@ -170,7 +190,7 @@ def read_texts(fields: Fields) -> list[EmbeddingInput]:
     if values == []:
         raise ApiError(f"{name} is an empty list: give at least one text", param=name)
     if not isinstance(values, list):
-        raise ApiError(f"{name} must be {INPUT_WORDS}, not {json_type(values)}", param=name)
+        raise wrong_value(name, values, INPUT_WORDS)
     if len(values) > MAX_TEXTS:
         raise ApiError(f"{name} has {len(values):,} texts; the limit is {MAX_TEXTS:,}", param=name)
     return [_read_text(value, f"{name}[{index}]") for index, value in enumerate(values)]
@@ -183,31 +203,23 @@ def _read_text(value: Any, path: str) -> EmbeddingInput:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        return _read_object(Fields(value, path))
+        return _read_object(value, path)
     if not isinstance(value, list) or not all(type(part) in (int, str) for part in value):
-        raise ApiError(f"{path} must be {INPUT_WORDS}, not {json_type(value)}", param=path)
+        raise wrong_value(path, value, INPUT_WORDS)
     if not value:
         raise ApiError(f"{path} is empty", param=path)
     return value
 
 
-def _read_object(fields: Fields) -> str:
+def _read_object(value: dict[str, Any], path: str) -> str:
     """Return the text of an entry that is an object. Raises ApiError for images and other media."""
-    if fields.has("prompt_string"):
-        if fields.values.get("multimodal_data"):
-            path = fields.path_of("multimodal_data")
-            raise ApiError(f"{path}: this server reads only text", param=path)
-        return fields.required_text("prompt_string")
-    texts = []
-    for part in fields.tables("content", MAX_TEXTS):
-        if part.text("type") != "text":
-            kind = str(part.values.get("type"))[:40]
-            raise ApiError(f"{part.path}: this server reads only text, not {kind}", param=part.path)
-        texts.append(part.required_text("text"))
-    if not texts:
-        path = fields.path_of("content")
+    body = read_body(TextObject, value, [], PATH, path)
+    if body.prompt_string is not None:
+        return body.prompt_string
+    path = f"{path}.content"
+    if not body.content:
         raise ApiError(f"{path} is missing: a list of text parts", param=path)
-    return "".join(texts)
+    return join_parts(body.content, path, None, separator="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +253,8 @@ def encode_texts(
     that the file asks for, as in llama-server.
 
     Raises ApiError for a text without tokens, an id that the model does not have, or too many
-    tokens without a `shortening`. A text is first refused by the smallest number of tokens that it can have, because
-    tokenizing megabytes of spaces would take many seconds.
+    tokens without a `shortening`. A text is first refused by the smallest number of tokens that it
+    can have, because tokenizing megabytes of spaces would take many seconds.
     """
     tokens: list[list[int]] = []
     for index, text in enumerate(texts):

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from llmcli.api.bodies.base import RequestBody, honored, ignored
+from llmcli.api.bodies.base import RequestBody, honored, ignored, refused
 from llmcli.api.errors import ApiError
 from llmcli.runtime.binding.model import Model
 
@@ -26,6 +26,17 @@ class DetokenizeBody(RequestBody):
     origin: ClassVar[str] = "llama-server"
     tokens: list[Any] | None = honored("the token ids")
     model: Any = ignored("the served model is used")
+
+
+class PromptObject(RequestBody):
+    """A text as an object. A request may have thousands of them, so unknown fields are not compared
+    with known ones.
+    """
+
+    origin: ClassVar[str] = "llama-server"
+    reports_unknown: ClassVar[bool] = False
+    prompt_string: str | None = honored("the text")
+    multimodal_data: Any = refused("this server reads only text")
 
 
 def encode_text(

@@ -4,10 +4,11 @@ body, or a plain prompt.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
+from llmcli.api.bodies.base import JsonObject, RequestBody, honored, json_type
+from llmcli.api.bodies.checks import read_body
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields, json_type
 from llmcli.api.json_pieces import PIECE_CHARACTERS, parse_in_pieces
 from llmcli.batch.input_lines import MAX_LINE_BYTES, InputLine
 from llmcli.errors import UserError
@@ -28,6 +29,16 @@ class DamagedLine(UserError):
     """An input line is not JSON, not UTF-8 or too long. `code` is OpenAI's name for the error."""
 
     code = "invalid_json_line"
+
+
+class BatchLine(RequestBody):
+    """A line in OpenAI's batch format."""
+
+    origin: ClassVar[str] = "OpenAI"
+    reports_unknown: ClassVar[bool] = False
+    method: Literal["POST"] | None = honored("POST")
+    url: str = honored("the path of the request", ...)
+    body: Annotated[dict[str, Any], JsonObject("an object")] = honored("its body", ...)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +67,8 @@ def parse_line(line: InputLine, *, has_template: bool) -> BatchRequest:
             f"line {line.number} must be an object or text, not {json_type(value)}; {LINE_HINT}"
         )
     if "body" in value or "url" in value:
-        return _read_batch_line(name, Fields(value))
+        fields = read_body(BatchLine, value, [])
+        return BatchRequest(name, fields.url, fields.body)
     body = {key: field for key, field in value.items() if key != "custom_id"}
     if "messages" in value:
         return BatchRequest(name, CHAT_PATH, body)
@@ -115,19 +127,6 @@ def read_line(line: InputLine) -> Any:
         raise DamagedLine(str(error)) from None
     except ValueError as error:
         raise DamagedLine(f"line {line.number} is not JSON: {error}") from None
-
-
-def _read_batch_line(name: str, fields: Fields) -> BatchRequest:
-    """Return the request of a line in OpenAI's batch format, an object with `url` and `body`.
-    Raises ApiError if a field is missing or wrong.
-    """
-    method = fields.text("method", "POST")
-    if method != "POST":
-        raise fields.type_error("method", "POST")
-    body = fields.table("body")
-    if body is None:
-        raise ApiError("body is missing", param="body")
-    return BatchRequest(name, fields.required_text("url"), body.values)
 
 
 def _prompt_request(name: str, body: dict[str, Any], has_template: bool) -> BatchRequest:

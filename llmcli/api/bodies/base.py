@@ -19,16 +19,23 @@ EFFECT_KEY, HARMLESS_KEY = "x-effect", "x-harmless"
 # Values of a refused field that ask for nothing, so that the request is answered, and of a noted
 # field that lead to no note.
 HARMLESS_VALUES: tuple[Any, ...] = (None, [], {}, "", False, -1)
-JSON_TYPES: dict[type, str] = {
+# They are also the tags of union members, which are in the locations of pydantic's errors: the tag of
+# objects must be no name of a field.
+TYPE_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
     str: "text",
-    list: "list",
-    dict: "object",
-    bool: "boolean",
-    int: "number",
-    float: "number",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
 }
 BUILDING = threading.RLock()
 PATH_MARK = "\x00path\x00"  # stands for the path of a wrong value in the message of problem()
+
+
+def json_type(value: object) -> str:
+    """Return the type of a JSON value in words for an error message, such as "a list"."""
+    return "null" if value is None else TYPE_NAMES.get(type(value), type(value).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +97,6 @@ class RequestBody(BaseModel):
             with BUILDING:
                 cls.model_rebuild()
 
-    def sets(self, name: str) -> bool:
-        """Return whether the request has the field with this Python name."""
-        return name in self.model_fields_set
-
     @classmethod
     def effects(cls) -> Mapping[str, FieldEffect]:
         """Return what the server does with each field, by the name of the field in JSON."""
@@ -146,8 +149,7 @@ def ignored(reason: str, **constraints: Any) -> Any:
     """Return a field that is accepted and has no effect on the answer. `reason`: why it has none.
     Its type should be Any: a value without effect is not checked.
     """
-    extra: dict[str, Any] = {EFFECT_KEY: "ignored"}
-    return Field(None, description=reason, json_schema_extra=extra, **constraints)
+    return _without_effect("ignored", reason, (), constraints)
 
 
 def noted(reason: str, *harmless: Any, **constraints: Any) -> Any:
@@ -155,9 +157,7 @@ def noted(reason: str, *harmless: Any, **constraints: Any) -> Any:
     the answer's metadata tells the client the `reason`. `harmless`: values that ask for what the
     server does anyway.
     """
-    extra: dict[str, Any] = {EFFECT_KEY: "noted"}
-    extra |= {HARMLESS_KEY: list(harmless)} if harmless else {}
-    return Field(None, description=reason, json_schema_extra=extra, **constraints)
+    return _without_effect("noted", reason, harmless, constraints)
 
 
 def refused(advice: str, *harmless: Any, **constraints: Any) -> Any:
@@ -165,9 +165,15 @@ def refused(advice: str, *harmless: Any, **constraints: Any) -> Any:
     is refused. `advice`: what to do instead, or why it is not supported. `harmless`: values that
     ask for what the server does anyway.
     """
-    extra: dict[str, Any] = {EFFECT_KEY: "refused"}
+    return _without_effect("refused", advice, harmless, constraints)
+
+
+def _without_effect(
+    effect: Effect, reason: str, harmless: tuple[Any, ...], constraints: Mapping[str, Any]
+) -> Any:
+    extra: dict[str, Any] = {EFFECT_KEY: effect}
     extra |= {HARMLESS_KEY: list(harmless)} if harmless else {}
-    return Field(None, description=advice, json_schema_extra=extra, **constraints)
+    return Field(None, description=reason, json_schema_extra=extra, **constraints)
 
 
 def expected(words: str) -> PydanticCustomError:
@@ -268,7 +274,7 @@ class Either:
         }
         return core_schema.tagged_union_schema(
             members,
-            lambda value: JSON_TYPES.get(type(value)),
+            lambda value: TYPE_NAMES.get(type(value)),
             custom_error_type="expected",
             custom_error_message="{words}",
             custom_error_context={"words": self.words},
@@ -281,5 +287,5 @@ def _json_type_of(annotation: Any) -> str:
     if origin is Annotated:
         return _json_type_of(get_args(annotation)[0])
     if origin is Literal:
-        return JSON_TYPES[type(get_args(annotation)[0])]
-    return JSON_TYPES.get(origin or annotation, "object")
+        return TYPE_NAMES[type(get_args(annotation)[0])]
+    return TYPE_NAMES.get(origin or annotation, TYPE_NAMES[dict])

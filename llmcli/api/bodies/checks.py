@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from llmcli.api.bodies.base import PATH_MARK, RequestBody
+from llmcli.api.bodies.base import PATH_MARK, TYPE_NAMES, RequestBody, json_type
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import TYPE_NAMES, json_type
 
 BodyT = TypeVar("BodyT", bound=RequestBody)
 MISSPELLING_SIMILARITY = 0.85  # of two names, by difflib
@@ -35,10 +34,15 @@ PathElements = Sequence[str | int]
 
 
 def read_body(
-    body_type: type[BodyT], document: Mapping[str, Any], notes: list[str], where: str = ""
+    body_type: type[BodyT],
+    document: Mapping[str, Any],
+    notes: list[str],
+    where: str = "",
+    path: str = "",
 ) -> BodyT:
     """Return the JSON object of a request as its model. Notes about fields that have no effect are
-    appended to `notes`. `where`: the path of the API, for messages about unknown fields.
+    appended to `notes`. `where`: the path of the API, for messages about unknown fields. `path`: the
+    path of the object in the request; "" for the request itself.
 
     Raises ApiError for a value of the wrong type, a missing or refused field, and a misspelled one.
     """
@@ -46,34 +50,35 @@ def read_body(
     try:
         body = body_type.model_validate(document)
     except ValidationError as error:
-        raise _api_error(error, document) from None
+        raise _api_error(error, document, path) from None
     except RecursionError:
         raise ApiError("the body is nested too deeply") from None
-    found = list(_FieldChecker(where).check(body))
+    found = list(_FieldChecker(where).check(body, path))
     notes += found[:MAX_NOTES]
     if len(found) > MAX_NOTES:
         notes.append(f"{len(found) - MAX_NOTES} more fields were ignored")
     return body
 
 
-def field_path(elements: PathElements) -> str:
-    """Return the path of a value for error messages, such as `messages[0].content`."""
-    path = ""
+def field_path(elements: PathElements, path: str = "") -> str:
+    """Return the path of a value for error messages, such as `messages[0].content`. `path`: the path
+    of the object in which the elements are.
+    """
     for element in elements:
         path += f"[{element}]" if isinstance(element, int) else f".{element}" if path else element
     return path
 
 
-def _api_error(error: ValidationError, document: Any) -> ApiError:
-    """Convert the first error of a validation."""
+def _api_error(error: ValidationError, document: Any, path: str) -> ApiError:
+    """Convert the first error of a validation. `path`: the path of the document in the request."""
     first = error.errors(include_url=False, include_input=False)[0]
     elements, value = _locate(first["loc"], document)
-    path = field_path(elements)
+    path = field_path(elements, path)
     match first["type"]:
         case "missing":
             return ApiError(f"{path} is missing", param=path)
         case "missing_field":
-            inner = field_path([*elements, str(first["ctx"]["name"])])
+            inner = field_path([str(first["ctx"]["name"])], path)
             return ApiError(f"{inner} is missing", param=inner)
         case "problem":
             words = str(first["ctx"]["words"])
@@ -82,7 +87,7 @@ def _api_error(error: ValidationError, document: Any) -> ApiError:
             return wrong_value(path, value, str(first["ctx"]["words"]))
         case "literal_error":
             choices = str(first["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
-            return wrong_value(path, value, f"one of {choices}")
+            return wrong_value(path, value, f"one of {choices}" if ", " in choices else choices)
         case "model_type" | "model_attributes_type" | "dict_type":
             return ApiError(f"{path} must be an object, not {json_type(value)}", param=path)
         case kind if kind in EXPECTED_WORDS:

@@ -184,11 +184,13 @@ def template_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> d
 
 
 def join_parts(
-    content: str | Sequence[ContentPart] | None, path: str, notes: list[str] | None
+    content: str | Sequence[ContentPart] | None,
+    path: str,
+    notes: list[str] | None,
+    separator: str = PART_SEPARATOR,
 ) -> str:
-    """Return the text of a message's content. Parts are joined by line ends. `path`: the content's
-    path in the request. With `notes`, a part that is not text is left out, and a note says so.
-    Without, it raises ApiError.
+    """Return the text of a content. `path`: its path in the request. With `notes`, a part that is
+    not text is left out, and a note says so. Without, it raises ApiError.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -198,7 +200,7 @@ def join_parts(
             texts.append(part.content)
         else:
             texts.append(leave_out(f"{path}[{index}]", part.type, notes))
-    return PART_SEPARATOR.join(texts)
+    return separator.join(texts)
 
 
 def leave_out(path: str, kind: str, notes: list[str] | None) -> str:

@@ -23,7 +23,6 @@ from llmcli.api.bodies.generation_fields import (
     shared_values,
 )
 from llmcli.api.errors import ApiError
-from llmcli.api.fields import Fields
 from llmcli.api.forms import infill, logprobs
 from llmcli.api.forms.answer_constraint import ResponseFormat
 from llmcli.api.forms.base import Document, answer_timings, find_stop_sequence
@@ -33,6 +32,7 @@ from llmcli.api.forms.openai_completions import (
     CompletionsForm,
 )
 from llmcli.api.server_settings import ServerSettings
+from llmcli.api.tokens import PromptObject
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import logit_bias
@@ -162,20 +162,15 @@ class LlamaCompletionForm(CompletionsForm):
         errors.
         """
         if isinstance(value, dict):
-            inner = Fields(value, path)
-            if inner.list("multimodal_data"):
-                raise ApiError(
-                    f"{inner.path_of('multimodal_data')}: this server reads only text",
-                    param="prompt",
-                )
-            value = inner.required_text("prompt_string")
+            value = read_body(PromptObject, value, self.notes, self.path, path).prompt_string
+            if value is None:
+                raise ApiError(f"{path}.prompt_string is missing", param="prompt")
         if not isinstance(value, list) or not any(isinstance(entry, str) for entry in value):
             return super()._tokens(path, value)
         tokens: list[int] = []
         for number, entry in enumerate(value):
             if isinstance(entry, str) and number:
-                # raises ApiError for a text that is too long
-                request_settings.encode_prompt(self.runner, self.settings, entry)
+                request_settings.check_text_length(self.runner, self.settings, entry)
                 tokens += self.runner.model.tokenize(entry, special=True)
             else:
                 tokens += super()._tokens(path, entry if isinstance(entry, str) else [entry])
@@ -322,7 +317,7 @@ class InfillForm(LlamaCompletionForm):
     longer than the context, the beginning of the extra texts is dropped; prefix and suffix are
     never shortened.
 
-    Source: format_prompt_infill in llama.cpp's tools/server/server-request_settings.cpp.
+    Source: format_prompt_infill in llama.cpp's tools/server/server-common.cpp.
     """
 
     path: ClassVar[str] = "/infill"
@@ -332,8 +327,7 @@ class InfillForm(LlamaCompletionForm):
         body, model = self.body, self.runner.model
         prefix, suffix, words = body.input_prefix, body.input_suffix, body.prompt or ""
         for text in (prefix, suffix, words):
-            # raises ApiError for a text that is too long
-            request_settings.encode_prompt(self.runner, self.settings, text)
+            request_settings.check_text_length(self.runner, self.settings, text)
         extra = self._extra_tokens()
         before = [
             *model.tokenize(prefix, special=False),
@@ -354,7 +348,7 @@ class InfillForm(LlamaCompletionForm):
             tokens += [fim["rep"], *model.tokenize("myproject\n", special=False)]
         for entry in self.body.input_extra or ():
             name = entry.filename or "tmp"
-            request_settings.encode_prompt(self.runner, self.settings, name + entry.text)
+            request_settings.check_text_length(self.runner, self.settings, name + entry.text)
             tokens += (
                 self._file_tokens(name)
                 if "sep" in fim

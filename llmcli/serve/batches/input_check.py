@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from llmcli.api.fields import json_type
+from llmcli.api.bodies.base import json_type
 from llmcli.batch.input_lines import InputLine
 from llmcli.batch.request_line import DamagedLine, read_line
 from llmcli.errors import UserError

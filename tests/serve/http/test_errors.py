@@ -117,6 +117,7 @@ WRONG = {
     "structured_outputs.regex": {"structured_outputs": {"regex": 5}},
     "min_tokens": {"min_tokens": -1},
     "reasoning_effort must be one of none": {"reasoning_effort": "huge"},
+    "reasoning.effort must be one of none": {"reasoning": {"object": 1, "effort": "huge"}},
     "chat_template_kwargs.messages is set by the server": {
         "chat_template_kwargs": {"messages": []}
     },

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcli.api.embeddings import (
+    PATH,
     EmbeddingsRequest,
     FullEmbeddingsBody,
     encode_texts,
@@ -21,7 +22,7 @@ from llmcli.serve.http.exchange import (
 )
 from llmcli.serve.http.service import Route, Service
 
-OPENAI_PATH, LIST_PATH = "/v1/embeddings", "/embedding"
+LIST_PATH = "/embedding"
 
 
 async def embeddings(service: Service, request: Request) -> Response:
@@ -33,16 +34,14 @@ async def embeddings(service: Service, request: Request) -> Response:
     return await large_json_response(await cancel_on_disconnect(request.receive, answer))
 
 
-async def answer_embeddings(
-    service: Service, document: Mapping[str, Any], path: str = OPENAI_PATH
-) -> Any:
+async def answer_embeddings(service: Service, document: Mapping[str, Any], path: str = PATH) -> Any:
     """Return the response as JSON. `document`: the request's JSON object. `path`: the path, which
     decides the format. Raises ApiError, ServerBusy or ServerStopping.
     """
     request = EmbeddingsRequest(document, service.settings)
     embedder = await service.embedding_queue.embedder()
     length = request.vector_length(embedder)
-    if path == OPENAI_PATH:
+    if path == PATH:
         refuse_token_vectors(embedder)
     ids = await service.bridge.run_in_worker(
         encode_texts, request.texts, embedder, request.shortening, kind="texts"
@@ -55,7 +54,7 @@ async def answer_embeddings(
 
 ROUTES = (
     Route(
-        OPENAI_PATH,
+        PATH,
         embeddings,
         ("POST",),
         ("/embeddings", LIST_PATH),

@@ -13,11 +13,18 @@ from typing import Annotated, Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.bodies.base import RequestBody, WholeNumber, honored, ignored, refused
+from llmcli.api.bodies.base import (
+    Either,
+    MaxEntries,
+    RequestBody,
+    WholeNumber,
+    honored,
+    ignored,
+    refused,
+)
 from llmcli.api.bodies.checks import read_body as check_body
 from llmcli.api.embeddings import MAX_TOKENS
 from llmcli.api.errors import ApiError, context_length_error
-from llmcli.api.fields import Fields, json_type
 from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
 from llmcli.serve.http.service import Route, Service
@@ -26,14 +33,30 @@ PATH = "/v1/rerank"
 MAX_DOCUMENTS = 1000  # Cohere's limit
 
 
+class RerankDocument(RequestBody):
+    """A document as an object."""
+
+    origin: ClassVar[str] = "Jina, Cohere"
+    reports_unknown: ClassVar[bool] = False
+    text: str = honored("the text", ...)
+
+
+Documents = Annotated[
+    list[Annotated[str | RerankDocument, Either("text, or an object with text")]],
+    MaxEntries(MAX_DOCUMENTS),
+]
+
+
 class RerankBody(RequestBody):
     """A query, and documents to rank by it."""
 
     origin: ClassVar[str] = "Jina, Cohere, llama-server"
     model: str | None = honored("any name; the answer names the model that is served")
     query: str = honored("the query", ...)
-    documents: Any = honored("the documents: texts, or objects with text")
-    texts: Any = honored("the same; the answer has the format of text-embeddings-inference")
+    documents: Documents | None = honored("the documents: texts, or objects with text")
+    texts: Documents | None = honored(
+        "the same; the answer has the format of text-embeddings-inference"
+    )
     top_n: Annotated[int, WholeNumber(1, MAX_DOCUMENTS)] | None = honored(
         "return only this many documents, the best"
     )
@@ -65,7 +88,11 @@ async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
     body = check_body(RerankBody, document, notes, PATH)
     model = service.settings.find_name(body.model)
     query, has_texts = body.query, body.texts is not None
-    texts = read_documents(Fields(document), "texts" if has_texts else "documents")
+    entries = body.texts if has_texts else body.documents
+    if not entries:
+        name = "texts" if has_texts else "documents"
+        raise ApiError(f"{name} is missing: a list of texts is required", param=name)
+    texts = [entry if isinstance(entry, str) else entry.text for entry in entries]
     n_results = body.top_n or len(texts)
     with_text = body.return_text if has_texts else body.return_documents
     embedder = await service.embedding_queue.embedder()
@@ -99,22 +126,6 @@ async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
     usage = {"prompt_tokens": count, "total_tokens": count}
     extra = {"notes": notes} if notes else {}
     return {"object": "list", "model": model, "results": results, "usage": usage, **extra}
-
-
-def read_documents(fields: Fields, name: str) -> list[str]:
-    """Return the documents to rank from the field `name`. Each is a text or an object with a
-    `text`. Raises ApiError for anything else.
-    """
-    value = fields.list(name, MAX_DOCUMENTS)
-    if not value:
-        raise ApiError(f"{name} is missing: a list of texts is required", param=name)
-    for index, entry in enumerate(value):
-        if not isinstance(entry.get("text") if isinstance(entry, dict) else entry, str):
-            raise ApiError(
-                f"{name}[{index}] must be text, or an object with text, not {json_type(entry)}",
-                param=name,
-            )
-    return [entry["text"] if isinstance(entry, dict) else entry for entry in value]
 
 
 def encode_pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[int]]:

@@ -15,12 +15,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from llmcli.api.bodies.base import JsonObject, RequestBody, honored
+from llmcli.api.bodies.checks import read_body
+from llmcli.api.embeddings import PATH as EMBEDDINGS_PATH
 from llmcli.api.errors import ApiError, as_api_error, error_document
-from llmcli.api.fields import Fields
 from llmcli.api.forms import FORMS
 from llmcli.api.forms.base import encode_json
 from llmcli.serve.engine_thread.bug_log import log_bug
@@ -35,12 +37,22 @@ from quant.errors import UserError
 
 MAX_REQUESTS = 64  # running requests of one socket
 MAX_ID_CHARACTERS = 100
-SOCKET_PATH, EMBEDDINGS_PATH = "/v1/ws", "/v1/embeddings"
-
-
+SOCKET_PATH = "/v1/ws"
 # Takes the path and the body of a request, and yields the JSON objects of its answer. Raises
 # UserError. Closing the generator cancels the answer.
 AnswerFunction = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
+
+
+class SocketMessage(RequestBody):
+    """A message of a client: a request, or the end of one."""
+
+    reports_unknown: ClassVar[bool] = False
+    id: str = honored("the name of the request", ...)
+    cancel: bool | None = honored("end the request with this id")
+    path: str | None = honored("the path of the API")
+    body: Annotated[dict[str, Any], JsonObject("an object")] | None = honored(
+        "the body of the request"
+    )
 
 
 class SocketSession:
@@ -95,12 +107,14 @@ class SocketSession:
         try:
             raw = text.encode("utf-8", "surrogatepass")
             reservation = reservation if reservation.size else await self._budget.reserve(len(raw))
-            fields = Fields(await parse_json(raw))
-            name = fields.required_text("id")
-            if not 0 < len(name) <= MAX_ID_CHARACTERS:
-                name = None
+            document = await parse_json(raw)
+            requested = document.get("id")
+            if isinstance(requested, str) and 0 < len(requested) <= MAX_ID_CHARACTERS:
+                name = requested  # before the other fields are read: their errors have it
+            message = read_body(SocketMessage, document, [])
+            if name is None:
                 raise ApiError(f"id must have 1 to {MAX_ID_CHARACTERS} characters", param="id")
-            if fields.flag("cancel"):
+            if message.cancel:
                 if task := self._tasks.get(name):
                     task.cancel()
             elif name in self._tasks:
@@ -112,7 +126,7 @@ class SocketSession:
                     f"a socket has at most {MAX_REQUESTS} running requests", 429, code="busy"
                 )
             else:
-                self._start_request(name, fields, reservation)
+                self._start_request(name, message, reservation)
                 started = True
                 # Let the task begin: a task that is cancelled before it begins would not send its
                 # last message.
@@ -123,16 +137,20 @@ class SocketSession:
             if not started:
                 reservation.release()
 
-    def _start_request(self, name: str, fields: Fields, reservation: BodyReservation) -> None:
+    def _start_request(
+        self, name: str, message: SocketMessage, reservation: BodyReservation
+    ) -> None:
         """Start a task that answers a request. Raises ApiError if the request is invalid."""
-        path, body = fields.required_text("path"), fields.table("body")
+        path, body = message.path, message.body
+        if path is None:
+            raise ApiError("path is missing", param="path")
         if path != EMBEDDINGS_PATH and path not in FORMS:
             available = ", ".join(sorted([*FORMS, EMBEDDINGS_PATH]))
             raise ApiError(f"path must be one of {available}", 404, param="path", code="not_found")
         if body is None:
             raise ApiError("body is missing", param="body")
         task = self._tasks[name] = self._group.create_task(
-            self._answer(name, path, body.values, reservation)
+            self._answer(name, path, body, reservation)
         )
         self._all_tasks.add(task)
         task.add_done_callback(self._all_tasks.discard)
@@ -168,8 +186,7 @@ class SocketSession:
 
 async def serve_socket(service: Service, socket: WebSocket) -> None:
     """Accept a WebSocket and handle its requests until it closes."""
-    address = socket.client.host if socket.client else ""
-    client = api_keys.client_id(socket.headers, address, service.settings.keys)
+    client = api_keys.connected_client(socket, service.settings.keys)
     await socket.accept()
     await SocketSession(
         socket,

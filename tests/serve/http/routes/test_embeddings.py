@@ -84,6 +84,8 @@ def test_base64_is_little_endian_float32_and_dimensions_shortens_vectors(
         ({"input": {"content": [{"type": "text"}]}}, "input[0].content[0].text is missing"),
         ({"input": {"content": [{"type": "image_url"}]}}, "reads only text, not image_url"),
         ({"input": {"prompt_string": "a", "multimodal_data": ["x"]}}, "reads only text"),
+        ({"input": {"prompt_string": 5}}, "input[0].prompt_string must be text, not 5"),
+        ({"input": "hello", "truncate_prompt_tokens": 0}, "leaves no text"),
         ({"input": "hello", "embd_normalize": -2}, "embd_normalize must be"),
         ({"input": [99]}, "99 is not a token"),
         ({"input": [-1]}, "-1 is not a token"),
@@ -116,6 +118,7 @@ def test_all_forms_of_an_input_are_accepted(bert_server: Served) -> None:
     for entry in (
         [2, 5, 6, 3],
         {"prompt_string": "hello world"},
+        {"prompt_string": "hello world", "prompt_strings": "unknown"},
         {"content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}]},
     ):
         np.testing.assert_allclose(vectors(entry), [whole], atol=1e-6)

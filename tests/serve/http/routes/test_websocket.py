@@ -101,6 +101,7 @@ def test_cancelling_a_request_does_not_affect_others(serve: Callable[..., Served
         ("{}", "id is missing", None),
         ('{"id": 5}', "id must be text", None),
         ('{"id": ""}', "1 to 100 characters", None),
+        (json.dumps({"id": "a" * 101}), "1 to 100 characters", None),
         ('{"id": "a"}', "path is missing", None),
         ('{"id": "a", "path": "/v1/nothing", "body": {}}', "must be one of", "not_found"),
         (json.dumps({"id": "a", "path": CHAT}), "body is missing", None),
@@ -119,6 +120,14 @@ def test_an_invalid_message_gets_an_error_and_the_socket_stays_open(
         assert code is None or answer["error"]["code"] == code
         send_request(socket, "good", stream=True)
         assert joined_text(receive_answers(socket, "good")["good"]) == "hello"
+
+
+def test_an_error_of_another_field_has_the_id(serve: Callable[..., Served]) -> None:
+    with open_websocket(serve()) as socket:
+        for field in ({"path": 5}, {"body": "x", "path": CHAT}, {"cancel": 1}):
+            socket.send(json.dumps({"id": "a", **field}))
+            answer = json.loads(socket.recv(timeout=60))
+            assert (answer["id"], answer["error"]["param"]) == ("a", next(iter(field)))
 
 
 def test_a_used_id_and_too_many_requests_are_refused(
