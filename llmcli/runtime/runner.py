@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size, reproducible
@@ -45,8 +44,8 @@ from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.runtime.strategies.base import Speculation
-from llmcli.runtime.text.chat_template import ChatTemplate
-from llmcli.runtime.text.prompt_tokens import find_turn_marks, tokenize_prompt
+from llmcli.runtime.text.chat_template import PART_PROBES, ChatTemplate
+from llmcli.runtime.text.prompt_tokens import begins_with, find_turn_marks, tokenize_prompt
 from llmcli.runtime.text.reasoning import (
     CHANNEL_TAGS,
     THINKING_TAGS,
@@ -58,8 +57,6 @@ from llmcli.types import Event, Message
 from quant.model_file import load_checks, model_header, read_header
 
 MAX_TAG_TOKENS = 16  # maximum number of tokens of a thinking tag at the end of a prompt
-# A conversation in whose prompt the template writes its marks of turns.
-TURNS_PROBE = (Message("user", "hello"), Message("assistant", "yes"), Message("user", "and?"))
 NAMED_TEMPLATE_KEY = "tokenizer.chat_template."
 
 
@@ -290,14 +287,14 @@ class Runner:
         return True
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """Return the token ids of a conversation, rendered with the model's chat template. The
-        model must have one. `variables`: values of further template variables.
+        model must have one.
         """
         assert self.template is not None, "a base model has no template"
         return self.encode_prompt(
-            self.template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+            self.template.render(messages, add_generation_prompt=add_generation_prompt)
         )
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
@@ -312,11 +309,7 @@ class Runner:
 
     def begins_with_bos(self, text: str) -> bool:
         """Return whether the chat template has written a BOS token at the beginning of a prompt."""
-        bos = self.template.bos if self.template else ""
-        if not bos or not text.startswith(bos):
-            return False
-        spans = text.spans if isinstance(text, TrackedText) else ()
-        return not spans or spans[0][0] >= len(bos)
+        return self.template is not None and begins_with(text, self.template.bos)
 
     def _turn_marks(self) -> frozenset[int]:
         """Return the user-defined tokens with which the chat template marks the turns of a
@@ -325,7 +318,11 @@ class Runner:
         if self._known_turn_marks is None:
             tags = {tag for tags in THINKING_TAGS for tag in (tags.opening, tags.closing)}
             try:
-                prompt = self.template.render(TURNS_PROBE) if self.template else TrackedText("")
+                prompt = (
+                    self.template.render(PART_PROBES["assistant"])
+                    if self.template
+                    else TrackedText("")
+                )
             except UserError:
                 prompt = TrackedText("")
             marks = find_turn_marks(self.model, prompt)

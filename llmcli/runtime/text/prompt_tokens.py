@@ -66,6 +66,16 @@ def tokenize_prompt(
     return [*added[:n_before], *tokens, *added[n_before:]]
 
 
+def begins_with(prompt: str, mark: str) -> bool:
+    """Return whether a template has written `mark` at the beginning of a prompt. In a text without
+    sources, nothing else can have written it.
+    """
+    if not mark or not prompt.startswith(mark):
+        return False
+    spans = prompt.spans if isinstance(prompt, TrackedText) else ()
+    return not spans or spans[0][0] >= len(mark)
+
+
 def find_turn_marks(model: Tokenizer, prompt: TrackedText) -> frozenset[int]:
     """Return the ids of user-defined tokens that the template has written in a prompt, and that
     have names like marks.

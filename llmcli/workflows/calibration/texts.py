@@ -18,7 +18,7 @@ import numpy as np
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.runner import open_template
-from llmcli.runtime.text.prompt_tokens import tokenize_prompt
+from llmcli.runtime.text.prompt_tokens import begins_with, tokenize_prompt
 from llmcli.runtime.text.tracked_text import UNKNOWN_SOURCE, TrackedText, join_texts
 from llmcli.types import Message
 from llmcli.workflows.evaluation.models import EvaluationSide
@@ -138,7 +138,7 @@ def _tokens(side: EvaluationSide, model: "Model", text: CalibrationText) -> list
     it, and EOS is never added. BOS is not added if the chat template has already written it.
     """
     bos = model.token_text(model.bos)
-    has_bos = text.is_rendered and bos and text.content.startswith(bos)
+    has_bos = text.is_rendered and begins_with(text.content, bos)
     token_ids = (
         tokenize_prompt(model, text.content, not has_bos, frozenset)
         if text.is_rendered

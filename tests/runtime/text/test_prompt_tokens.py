@@ -12,7 +12,7 @@ from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.tokens.special_tokens import SpecialToken
 from llmcli.runtime.text import prompt_tokens
 from llmcli.runtime.text.chat_template import ChatTemplate
-from llmcli.runtime.text.prompt_tokens import find_turn_marks, tokenize_prompt
+from llmcli.runtime.text.prompt_tokens import begins_with, find_turn_marks, tokenize_prompt
 from llmcli.runtime.text.tracked_text import TrackedText, join_texts, track
 from llmcli.types import Message
 from tests.fixtures.vocabularies import write_vocabulary
@@ -234,3 +234,10 @@ def test_special_tokens_of_a_vocabulary(tmp_path: Path) -> None:
         assert [id_ for id_ in ids if id_ < 4] == [3]
         text = b"".join(model.piece(id_, special=True) for id_ in ids)
         assert text.decode().replace("▁", "") == prompt
+
+
+def test_a_client_cannot_write_the_beginning_of_a_prompt() -> None:
+    own, client = TrackedText("<s>hi", [(3, 5, 0)]), TrackedText("<s>hi", [(0, 5, 0)])
+    assert [begins_with(text, "<s>") for text in ("<s>hi", own, client)] == [True, True, False]
+    assert not begins_with("hi", "<s>")
+    assert not begins_with("hi", "")
