@@ -7,7 +7,6 @@ without one of the texts is never returned.
 """
 
 import functools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,6 @@ from llmcli.runtime.text.conversation_sources import (
 from llmcli.runtime.text.jinja_sandbox import TemplateError, make_environment
 from llmcli.runtime.text.template_budget import (
     MAX_CHARACTERS,
-    MAX_SECONDS,
     TemplateBudget,
     TemplateBudgetExceeded,
 )
@@ -55,7 +53,6 @@ DATE_FORMATS = {"datetime": "%b %d %Y", "date_string": "%d %b %Y"}
 TOOL_TEMPLATE, DOCUMENT_TEMPLATE = "tool_use", "rag"
 TEMPLATE_HINT = "use --raw for no template, or --chat-template FILE for another one"
 BYTE_ORDER_MARK = "\ufeff"
-MAX_REMEMBERED_LAYOUTS = 64
 # Conversations that show whether a template expects the content of their last message with this
 # role as a list of parts.
 PART_PROBES: dict[str, tuple[Message, ...]] = {
@@ -131,47 +128,51 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
         continues_last: bool = False,
-        **variables: Any,
+        deadline: float | None = None,
     ) -> TrackedText:
         """Return the prompt for `messages`. Its spans are the texts that are not the template's own
-        words. `add_generation_prompt`: end the prompt with the start of an assistant's message.
-        `continues_last`: end it after the text of the last message. `variables`: values of further
-        template variables, such as `tools`.
+        words. `variables`: values of further template variables, such as `tools`; a client chooses
+        their names. `add_generation_prompt`: end the prompt with the start of an assistant's
+        message. `continues_last`: end it after the text of the last message. `deadline`: of this and
+        all other attempts to render the conversation (new_deadline); None: a new one.
 
         Raises UserError when the template fails, exceeds its limits, refuses the messages, or
         leaves out one of them.
         """
         variables = {
             name: value
-            for name, value in variables.items()
+            for name, value in (variables or {}).items()
             if value is not None or name not in TOOL_VARIABLES
         }
         conversation = track_conversation(messages, variables)
         changes = possible_changes(
             conversation.messages, has_tools=not TOOL_VARIABLES.isdisjoint(variables)
         )
-        failure: TemplateFailure | None = None
-        deadline = time.monotonic() + MAX_SECONDS
+        failures = list[TemplateFailure]()
+        self._budget.start_prompt(deadline)
+        # the rest of the time is for other ways to write the conversation
+        min_seconds_left = self._budget.seconds_left / 2
         for layout in self._layouts(changes):
             try:
                 prompt = self._render_checked(conversation, layout, add_generation_prompt)
             except TemplateFailure as error:
-                failure = failure or error
-                if changes in self._hopeless or time.monotonic() > deadline:
+                failures.append(error)
+                if changes in self._hopeless or self._budget.seconds_left < min_seconds_left:
                     break
                 continue
-            if layout != AS_SENT and len(self._remembered) < MAX_REMEMBERED_LAYOUTS:
+            if layout != AS_SENT:
                 self._remembered[changes] = layout
             if continues_last:
                 return prompt.cut(0, conversation.last_content_end(prompt))
             return prompt
-        assert failure
-        if any(loss.kind in ("call", "arguments") for loss in failure.losses):
-            self._hopeless.add(changes)
-        raise failure
+        else:  # all layouts were tried
+            if any(loss.kind in ("call", "arguments") for loss in failures[0].losses):
+                self._hopeless.add(changes)
+        raise failures[0]
 
     def render_as_sent(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -180,6 +181,7 @@ class ChatTemplate:
         them. Raises UserError as `render` does for a template that fails.
         """
         conversation = track_conversation(messages, {})
+        self._budget.start_prompt()
         return self._render_layout(
             conversation, AS_SENT, self._part_roles(messages), add_generation_prompt
         )
@@ -236,13 +238,18 @@ class ChatTemplate:
 
     def accepts_system(self) -> bool:
         """Return whether a prompt contains the text of its system message. Some templates refuse
-        system messages or leave them out.
+        system messages or leave them out. Return False for a template that is broken or exceeds its
+        limits.
         """
         if self._accepts_system is None:
             conversation = track_conversation(PART_PROBES["system"], {})
-            self._accepts_system = self._writes(
-                conversation, "system", self._part_roles(conversation.messages)
-            )
+            self._budget.start_prompt()
+            try:
+                self._accepts_system = self._writes(
+                    conversation, "system", self._part_roles(conversation.messages)
+                )
+            except UserError:
+                return False
         return self._accepts_system
 
     def _layouts(self, changes: tuple[str, ...]) -> Iterator[ConversationLayout]:
@@ -277,17 +284,20 @@ class ChatTemplate:
         parts. A role is tried once.
         """
         for role in ("user", *(message.role for message in messages)):
-            if role not in self._expects_parts:
+            if role in PART_PROBES and role not in self._expects_parts:
                 self._expects_parts[role] = self._needs_parts(role)
-        return frozenset(role for role, needs_parts in self._expects_parts.items() if needs_parts)
+        return self._known_part_roles()
+
+    def _known_part_roles(self) -> frozenset[str]:
+        # copied first, because another thread may add a role
+        known = self._expects_parts.copy()
+        return frozenset(role for role, needs_parts in known.items() if needs_parts)
 
     def _needs_parts(self, role: str) -> bool:
         """Return whether the template writes the content of a message with this role only if it is
         a list of parts.
         """
-        if role not in PART_PROBES:
-            return False
-        known = frozenset(name for name, is_needed in self._expects_parts.items() if is_needed)
+        known = self._known_part_roles()
         conversation = track_conversation(PART_PROBES[role], {})
         return not self._writes(conversation, role, known) and self._writes(
             conversation, role, known | {role}
@@ -297,7 +307,8 @@ class ChatTemplate:
         self, conversation: TrackedConversation, role: str, part_roles: frozenset[str]
     ) -> bool:
         """Return whether a layout of a conversation exists in whose prompt the template writes the
-        contents of all messages of this role, as such.
+        contents of all messages of this role, as such. Raises UserError if the template is broken
+        or exceeds its limits, so that this says nothing about the role.
         """
         changes = possible_changes(conversation.messages, has_tools=False)
         for layout in layouts_with([change for change in changes if change != "folds_system"]):
@@ -305,8 +316,6 @@ class ChatTemplate:
                 prompt = self._render_layout(conversation, layout, part_roles, True)
             except TemplateFailure:
                 continue
-            except UserError:
-                return False
             if not any(
                 source.kind == "content" and conversation.messages[source.message].role == role
                 for source in conversation.find_losses(prompt)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Collection, Iterator, KeysView, Mapping, MappingView, Set
 from typing import Any, TypeGuard
 
-# limits of one rendering: its time, and its output in addition to the length of the conversation
-MAX_SECONDS, MAX_CHARACTERS = 2.0, 1 << 20
+MAX_SECONDS = 2.0  # of all renderings for one prompt
+MAX_CHARACTERS = 1 << 20  # of the output, in addition to the length of the conversation
 # The budget is this many times the maximum output, because templates join texts repeatedly while
 # they build the output.
 BUDGET_FACTOR = 64
@@ -33,21 +33,30 @@ class TemplateBudgetExceeded(Exception):
 
 
 class TemplateBudget(threading.local):
-    """The remaining budget of a rendering: its deadline, and how many characters it may still
-    build. An item of a list counts as one character. Each thread has its own.
+    """What is left of the limits: the deadline of all renderings for a prompt, and how many
+    characters the present one may still build. An item of a list counts as one character. Each
+    thread has its own.
     """
 
     deadline = 0.0
     characters_left = 0
 
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the deadline, negative after it."""
+        return self.deadline - time.monotonic()
+
+    def start_prompt(self, deadline: float | None = None) -> None:
+        """Set the deadline of the renderings that follow. None: MAX_SECONDS from now."""
+        self.deadline = new_deadline() if deadline is None else deadline
+
     def start_rendering(self, characters: int) -> None:
-        """Reset the budget for the rendering of a conversation of `characters` characters."""
-        self.deadline = time.monotonic() + MAX_SECONDS
+        """Set what the rendering of a conversation of `characters` characters may build."""
         self.characters_left = BUDGET_FACTOR * (MAX_CHARACTERS + characters)
 
     def check_time(self) -> None:
         """Raise TemplateBudgetExceeded after the deadline."""
-        if time.monotonic() > self.deadline:
+        if self.seconds_left < 0:
             raise TemplateBudgetExceeded(f"it runs for more than {MAX_SECONDS:g} s")
 
     def charge(self, amount: int) -> None:
@@ -137,6 +146,11 @@ class TemplateBudget(threading.local):
                 stack += value.values() if isinstance(value, Mapping) else value
             elif count % CHARGED_AT_ONCE == 0:
                 self.check_time()
+
+
+def new_deadline() -> float:
+    """Return the deadline, as a time.monotonic(), of the renderings for a prompt that begins now."""
+    return time.monotonic() + MAX_SECONDS
 
 
 class LazyItems:

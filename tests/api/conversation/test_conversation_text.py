@@ -1,5 +1,7 @@
 """Conversations with functions as prompt texts: as the template writes them, or as plain text."""
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from llmcli.api.conversation.conversation_text import merge_system_texts, render_conversation
 from llmcli.api.conversation.tools import NO_TOOLS, ToolSet
 from llmcli.errors import UserError
+from llmcli.runtime.text import template_budget
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.tracked_text import TrackedText
 from llmcli.types import Message
@@ -140,3 +143,29 @@ def test_system_texts_are_joined_at_the_beginning() -> None:
     assert isinstance(first.content, TrackedText)
     assert first.content.spans == ((0, 1, -1), (3, 4, -1))
     assert merge_system_texts([HELLO]) == [HELLO]
+
+
+def test_all_ways_to_write_a_conversation_have_one_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings = itertools.count()  # a clock that advances by a millisecond whenever it is read
+    monkeypatch.setattr(
+        template_budget, "time", SimpleNamespace(monotonic=lambda: next(readings) / 1000)
+    )
+    slow = "{% for i in range(600 * messages[-1].content | length) %}{% endfor %}"
+    refusing = slow + "{{ tools | length }}{{ messages | length }}"
+    with pytest.raises(UserError):
+        render(refusing, [*HISTORY, HELLO], TOOLS)
+    assert next(readings) < 1100 * template_budget.MAX_SECONDS
+
+
+def test_a_slow_template_without_calls_leaves_time_for_another_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings = itertools.count()
+    monkeypatch.setattr(
+        template_budget, "time", SimpleNamespace(monotonic=lambda: next(readings) / 1000)
+    )
+    slow = "{% for i in range(messages[0].content | length) %}{% endfor %}"
+    history = [Message("user", "a" * 200), CALLING, RESULT]
+    assert "<tool_call>" in render(slow + LISTED + EACH, history, TOOLS)

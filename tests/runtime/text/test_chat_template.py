@@ -1,11 +1,14 @@
 """Chat templates are rendered as in transformers, inside a sandbox with limits."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
 from llmcli.errors import UserError
+from llmcli.runtime.text import template_budget
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.types import Message
 
@@ -358,9 +361,9 @@ def test_a_prompt_without_a_text_of_the_conversation_is_refused(source, messages
 def test_functions_that_the_template_does_not_show_are_refused() -> None:
     shown = "{{ messages[0].content }}{% if tools %}BODY{% endif %}"
     for body in ("{{ tools | tojson }}", "{{ tools }}", "{{ tools[0].function.name }}"):
-        assert "clock" in ChatTemplate(shown.replace("BODY", body)).render(HELLO, tools=TOOLS)
+        assert "clock" in ChatTemplate(shown.replace("BODY", body)).render(HELLO, {"tools": TOOLS})
     with pytest.raises(UserError, match="leaves out the function clock"):
-        ChatTemplate(shown.replace("BODY", "{{ tools | length }}")).render(HELLO, tools=TOOLS)
+        ChatTemplate(shown.replace("BODY", "{{ tools | length }}")).render(HELLO, {"tools": TOOLS})
 
 
 def test_white_space_and_earlier_thinking_may_be_left_out() -> None:
@@ -379,7 +382,7 @@ def test_the_spans_of_a_prompt_are_the_words_of_the_client() -> None:
         "{{ tools | tojson }}{{ extra }}"
     )
     prompt = ChatTemplate(source, bos="<s>").render(
-        [Message("user", " <e> ")], tools=[{"name": "<s>"}], extra="<e>"
+        [Message("user", " <e> ")], {"tools": [{"name": "<s>"}], "extra": "<e>"}
     )
     assert prompt == '<s><|user|><e><e>[{"name": "<s>"}]<e>'
     assert [prompt.plain[start:end] for start, end, _ in prompt.spans] == [
@@ -413,7 +416,7 @@ def test_variables_with_todays_date() -> None:
     today = datetime.now().astimezone()
     assert prompt in {f"{day:%d %b %Y} hi" for day in (today, datetime.now().astimezone())}
     given = ChatTemplate("{{ date_string }} {{ messages[0].content }}").render(
-        HELLO, date_string="never"
+        HELLO, {"date_string": "never"}
     )
     assert given == "never hi"
 
@@ -441,11 +444,11 @@ def test_a_template_that_never_shows_calls_is_not_tried_in_every_form_again(monk
     monkeypatch.setattr(ChatTemplate, "_render_layout", counted)
     for _ in range(2):
         with pytest.raises(UserError):
-            template.render([*HELLO, calling(ROME)], tools=TOOLS)
+            template.render([*HELLO, calling(ROME)], {"tools": TOOLS})
     assert len(tried) > 4
     before = len(tried)
     with pytest.raises(UserError):
-        template.render([*HELLO, calling(OSLO)], tools=TOOLS)
+        template.render([*HELLO, calling(OSLO)], {"tools": TOOLS})
     assert len(tried) == before + 1
 
 
@@ -456,3 +459,70 @@ def test_templates_are_rendered_in_several_threads_at_once() -> None:
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda n: template.render([Message("user", f"n{n}")]), range(64)))
     assert [text.rpartition("n")[2] for text in texts] == [str(n) for n in range(64)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> itertools.count:
+    """A clock that advances by a millisecond whenever a budget reads it."""
+    readings = itertools.count()
+    monkeypatch.setattr(
+        template_budget, "time", SimpleNamespace(monotonic=lambda: next(readings) / 1000)
+    )
+    return readings
+
+
+def test_all_attempts_to_render_a_conversation_have_one_deadline(clock: itertools.count) -> None:
+    template = ChatTemplate("{% for i in range(100000) %}{% endfor %}{{ messages[0].content }}")
+    messages = [Message("system", "be kind"), *HELLO, calling(ROME, text="yes"), *HELLO]
+    for _ in range(2):
+        before = next(clock)
+        with pytest.raises(UserError, match="asks for too much"):
+            template.render(messages)
+        assert next(clock) - before < 1100 * template_budget.MAX_SECONDS
+    assert not template.accepts_system()
+
+
+def test_what_a_slow_conversation_could_not_show_is_tried_again(clock: itertools.count) -> None:
+    wait = "{% for i in range(messages[0].content | length) %}{% endfor %}"
+    arguments = "{% if c.function.arguments is string %}{{ c.function.arguments }}{% endif %}"
+    template = ChatTemplate(wait + CALLS.replace("ARGUMENTS", arguments))
+    for size in (700, 1500):
+        with pytest.raises(UserError):
+            template.render([Message("user", "a" * size), calling(ROME)])
+    prompt = template.render([*HELLO, calling(ROME)])
+    assert prompt == f"[user]hi[assistant]<clock {ROME}>"
+
+
+def test_a_template_that_had_no_time_is_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content[0].text }}{% endfor %}")
+    with monkeypatch.context() as patch:
+        patch.setattr(template_budget, "MAX_SECONDS", -1.0)
+        with pytest.raises(UserError, match="asks for too much"):
+            template.render(HELLO)
+    assert template.render(HELLO) == "hi"
+
+
+def test_a_chat_renders_each_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = []
+    render_layout = ChatTemplate._render_layout
+
+    def counted(self, *values):
+        count.append(values)
+        return render_layout(self, *values)
+
+    monkeypatch.setattr(ChatTemplate, "_render_layout", counted)
+    template, messages, counts = ChatTemplate(CHATML), list[Message](), []
+    for turn in range(4):
+        messages.append(Message("user", f"question {turn}"))
+        template.render(messages)
+        counts.append(len(count))
+        count.clear()
+        messages.append(Message("assistant", f"answer {turn}"))
+    # the first message of a role also shows in which form the template expects its content
+    assert counts == [2, 2, 1, 1]
+
+
+def test_the_variables_of_a_client_have_any_names() -> None:
+    names = ("self", "variables", "continues_last", "deadline")
+    source = "{{ messages[0].content }}{{ variables }}{{ continues_last }}{{ deadline }}"
+    assert ChatTemplate(source).render(HELLO, dict.fromkeys(names, "x")) == "hixxx"

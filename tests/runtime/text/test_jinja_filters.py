@@ -116,6 +116,7 @@ namespace(a=t).a ~ dict(a=t)['a'] ~ cycler('a', t).next()
 def render(expression: str) -> str:
     """Return the value of an expression as our environment writes it."""
     budget = TemplateBudget()
+    budget.start_prompt()
     budget.start_rendering(10_000)
     template = make_environment(budget).from_string("{{ " + expression + " }}")
     return join_texts(list(template.generate(track_value(VALUES, 1))))
