@@ -23,6 +23,7 @@ from llmcli.runtime.requests.request import Answer
 from quant.json_dataclasses import decode_value, read_json
 
 MAX_RECEIPT_BYTES = 1 << 28  # a token takes some hundred bytes
+MAX_SHOWN_CHARACTERS = 100  # of a value in a message; a chat template is long
 SECTIONS = ("settings", "build", "machine")  # parts of a document that are compared by key
 # The run options whose values in force are in a receipt.
 OPTION_NAMES = (
@@ -145,7 +146,8 @@ class ReplayComparison:
                 f"instead of {_describe_token(token.recorded)}"
             ]
         lines += [
-            f"differs: {condition.name} {condition.replayed!r} instead of {condition.recorded!r}"
+            f"differs: {condition.name} {_shorten(condition.replayed)} "
+            f"instead of {_shorten(condition.recorded)}"
             for condition in self.conditions
         ]
         if not self.conditions:
@@ -267,9 +269,7 @@ def _first_difference(recorded: RunReceipt, replayed: RunReceipt) -> TokenDiffer
     return None
 
 
-def _condition_differences(
-    recorded: RunReceipt, replayed: RunReceipt
-) -> "list[ConditionDifference]":
+def _condition_differences(recorded: RunReceipt, replayed: RunReceipt) -> list[ConditionDifference]:
     pairs: list[tuple[str, Any, Any]] = [
         ("model.sha256", recorded.model.sha256, replayed.model.sha256)
     ]
@@ -287,3 +287,9 @@ def _condition_differences(
 
 def _describe_token(token: RecordedToken | None) -> str:
     return "the end" if token is None else f"{token.text!r} ({token.id})"
+
+
+def _shorten(value: Any) -> str:
+    """Return a value as text for a message."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"

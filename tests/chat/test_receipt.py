@@ -1,7 +1,9 @@
 """`run --json` is a receipt, and `run --replay` repeats the run or says what differs."""
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from llmcli.catalog import file_hashes
+from llmcli.chat import receipt
 from llmcli.runtime.sampling import sampling_settings
 from tests.fixtures.cli import Done
 
@@ -201,3 +205,32 @@ def test_a_replay_takes_no_prompt(record: Callable[..., Path], llmcli: Llmcli) -
     for words in (("x", "a prompt"), ("-p", "a prompt"), ("--skeleton",)):
         done = llmcli("run", "--replay", str(path), *words)
         assert (done.code, "--replay repeats the prompt of its file" in done.err) == (2, True)
+
+
+def test_an_answer_is_printed_even_if_the_model_file_is_gone(
+    llmcli: Llmcli, stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hash_files(*values: Any) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(stories_gguf))
+
+    monkeypatch.setattr(file_hashes, "hash_files", hash_files)
+    done = llmcli("run", str(stories_gguf), *RUN, "--json")
+    document = json.loads(done.out)
+    assert (done.code, document["model"]["sha256"]) == (0, None)
+    assert document["text"]
+    assert "sha256 is missing: its file cannot be read: No such file" in " ".join(done.err.split())
+
+
+def test_a_long_value_that_differs_is_shortened() -> None:
+    names = ("settings", "build", "machine")
+    document: dict[str, Any] = {
+        "model": {"name": "m", "path": "/m.gguf"},
+        "tokens": [],
+        **{name: {} for name in names},
+        "request": {"prompt": "p", "flags": {"chat_template": "x" * 5000}},
+    }
+    replayed = receipt.parse_receipt(document)
+    document["request"]["flags"]["chat_template"] = "y" * 5000
+    (line,) = receipt.compare_runs(receipt.parse_receipt(document), replayed).describe()[1:]
+    assert line.startswith("differs: chat_template 'xxx")
+    assert len(line) < 300

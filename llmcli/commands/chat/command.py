@@ -283,7 +283,6 @@ def _build_document(
     chat_session: "ChatSession", prompt: str, run_flags: RunFlags, answers: "list[Answer]"
 ) -> dict[str, Any]:
     """Return the document of `run --json`: the answers, and the receipt of the run."""
-    from llmcli.catalog.file_hashes import hash_files
     from llmcli.chat import receipt
     from llmcli.chat.display import answer_report
 
@@ -296,14 +295,27 @@ def _build_document(
         )
     ]
     document = chat_session.build_document(answers[0], chat_session.last_text)
-    document["model"]["sha256"] = chat_session.model_sha256 or hash_files(
-        chat_session.runner.header.files, chat_session.config, chat_session.ui
-    )
+    document["model"]["sha256"] = chat_session.model_sha256 or _hash_model(chat_session)
     return {
         **document,
         **({"samples": sample_documents} if len(answers) > 1 else {}),
         **receipt.build_receipt(chat_session, run_flags, prompt, answers[0]),
     }
+
+
+def _hash_model(chat_session: "ChatSession") -> str | None:
+    """Return the sha256 of the model's files. Return None, with a warning, if they can no longer be
+    read: the answer must still be printed.
+    """
+    from llmcli.catalog.file_hashes import hash_files
+
+    try:
+        return hash_files(chat_session.runner.header.files, chat_session.config, chat_session.ui)
+    except OSError as error:
+        chat_session.ui.warn(
+            f"the model's sha256 is missing: its file cannot be read: {error.strerror}"
+        )
+        return None
 
 
 def _compare(recorded: "RunReceipt", document: dict[str, Any]) -> "ReplayComparison":
