@@ -12,10 +12,10 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
+from quant.json_dataclasses import read_json
 from quant.model_file.model_header import ModelHeader
 
 FORMAT_VERSION = 1
@@ -55,6 +55,15 @@ class Verdict:
         """
         has_loaded = self.fault is None or self.fault.stage == FORMATTING
         return self.computed or not computes or not has_loaded
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRecord:
+    """A verdict as it is in a file. `version`: of the format."""
+
+    version: int
+    computed: bool
+    fault: Fault | None
 
 
 class VerdictStore:
@@ -147,30 +156,15 @@ def _header_hash(header: ModelHeader) -> str:
 def _read(path: Path) -> Verdict | None:
     """Return the verdict in a file, or None if the file is missing or invalid."""
     try:
-        with path.open("rb") as file:
-            stored = json.loads(file.read(MAX_FILE_BYTES))
-        return _parse(stored)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        record = read_json(VerdictRecord, path, MAX_FILE_BYTES)
+    except (OSError, ValueError):
         return None
-
-
-def _parse(stored: Any) -> Verdict:
-    """Return the verdict in a JSON document. Raises ValueError, TypeError or KeyError if it is
-    none.
-    """
-    fault = stored["fault"]
-    if stored["version"] != FORMAT_VERSION or type(stored["computed"]) is not bool:
-        raise ValueError("it is not a verdict")
-    if fault is not None:
-        fault = Fault(**fault)
-        if not all(isinstance(text, str) for text in (fault.kind, fault.stage, fault.cause)):
-            raise ValueError("it is not a verdict")
-    return Verdict(stored["computed"], fault)
+    return Verdict(record.computed, record.fault) if record.version == FORMAT_VERSION else None
 
 
 def _write(path: Path, verdict: Verdict) -> None:
-    document = {"version": FORMAT_VERSION, **asdict(verdict)}
-    write_atomically(path, (json.dumps(document) + "\n").encode())
+    record = VerdictRecord(FORMAT_VERSION, verdict.computed, verdict.fault)
+    write_atomically(path, (json.dumps(asdict(record)) + "\n").encode())
 
 
 def _delete_oldest(folder: Path) -> None:
