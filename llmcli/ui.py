@@ -375,8 +375,9 @@ def escape_controls(text: str) -> str:
 
 
 def escape_json_controls(text: str) -> str:
-    """Return a JSON text with \\u escapes in place of DEL, C1, and the characters that can reorder or
-    hide text, which json.dumps() leaves in strings. The value of the text stays the same.
+    """Return a JSON text with \\u escapes in place of DEL, C1, the characters that can reorder or
+    hide text, and bytes of file names that are not UTF-8, which json.dumps() leaves in strings. The
+    value of the text stays the same.
     """
     return text if text.isascii() and "\x7f" not in text else text.translate(_JSON_ESCAPES)
 
@@ -387,4 +388,5 @@ _PICTURES: dict[int, str] = {
     **dict.fromkeys(range(128, 160), "�"),
     **dict.fromkeys((8206, 8207, 1564, 8232, 8233, *range(8234, 8239), *range(8294, 8298)), "�"),
 }
-_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}
+_FILE_NAME_BYTES = range(0xDC80, 0xDD00)  # the surrogates that stand for bytes
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (*_PICTURES, *_FILE_NAME_BYTES) if code >= 0x7F}

@@ -84,7 +84,8 @@ def parse_value(raw: str | bytes, max_length: int, *, decode_errors: str = "stri
 
     Raises ValueError if the text is longer than `max_length` (characters, or bytes), is not JSON,
     is nested deeper than MAX_DEPTH, or has NaN, Infinity, a number beyond the range of a double, an
-    integer of more than MAX_DIGITS digits, or half of a surrogate pair. `decode_errors`: what bytes.decode() does with bytes that are not UTF-8.
+    integer of more than MAX_DIGITS digits, or half of a surrogate pair. `decode_errors`: what
+    bytes.decode() does with bytes that are not UTF-8.
     """
     if len(raw) > max_length:
         raise ValueError(f"{len(raw):,} characters, more than {max_length:,}")

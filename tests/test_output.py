@@ -1,13 +1,17 @@
 """Commands whose standard streams are closed, on a full disk, or read by a program that exits
-early.
+early. Output that cannot act on the terminal.
 """
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.fixtures.cli import Done
+from tests.quant import tiny_gguf
 
 PROGRAM = f"{sys.executable} -m llmcli.app"
 FULL = Path("/dev/full")
@@ -159,3 +163,57 @@ def test_exhausted_memory_is_one_error(error: str, message: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.splitlines()[0]) == (1, f"error: {message}")
     assert "ulimit -v unlimited" in done.stderr
+
+
+HOSTILE = "x\x9b31m\u202ey\u2066z\u061c\x7f\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [HOSTILE],
+        [f"--{HOSTILE}"],
+        ["run", f"--{HOSTILE}"],
+        ["run", HOSTILE, "a prompt"],
+        ["list", HOSTILE],
+        ["quantize", HOSTILE],
+        ["quantize", "m.gguf", "--type", HOSTILE],
+        ["bench", HOSTILE],
+        ["show", HOSTILE, "--json"],
+        ["batch", "m.gguf", HOSTILE, "-o", "o.jsonl"],
+        ["eval", "m.gguf", "--text", HOSTILE],
+        ["run", "m.gguf", "a", "--replay", HOSTILE],
+        ["serve", "m.gguf", "--api-key-file", HOSTILE],
+    ],
+)
+def test_words_of_a_command_line_cannot_act_on_the_terminal(
+    words: list[str], llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny_gguf.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
+    done = llmcli(*words)
+    assert done.code in (1, 2)
+    assert "31m" in done.err
+    assert not set(HOSTILE) - set("x31myz[2J") & set(done.out + done.err)
+
+
+def test_names_in_tables_and_documents_cannot_act_on_the_terminal(
+    llmcli: Callable[..., Done], tmp_path: Path
+) -> None:
+    path = tiny_gguf.llama(tmp_path / f"{HOSTILE}.gguf", hidden=64, ff=64, layers=1)
+    for words in (["show"], ["show", "--json"], ["plan"], ["plan", "--json"]):
+        done = llmcli(words[0], str(path), *words[1:])
+        assert done.code == 0, done.err
+        assert not set(HOSTILE) - set("x31myz[2J") & set(done.out + done.err), words
+
+
+def test_a_document_keeps_names_of_files_that_are_not_utf8(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from llmcli.ui import UI
+
+    document = {"path": "/models/a\udcff\u202e\x9b.gguf"}
+    UI(json=True).result(document)
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out) == document
