@@ -176,14 +176,12 @@ def require_distinct_paths(outputs: Iterable[Path | None], inputs: Iterable[Path
     None are ignored.
     """
     uses = {
-        os.path.realpath(path.expanduser()): "is also read, and would be overwritten"
-        for path in inputs
-        if path
+        os.path.realpath(path): "is also read, and would be overwritten" for path in inputs if path
     }
     for path in outputs:
         if path is None:
             continue
-        resolved = os.path.realpath(path.expanduser())
+        resolved = os.path.realpath(path)
         if resolved in uses:
             raise UserError(f"{path} {uses[resolved]}", hint="choose another name for the output")
         uses[resolved] = "is named for two output files"

@@ -140,5 +140,5 @@ def open_input(name: str, copy_folder: Path) -> Iterator[BatchInput]:
         stream.seek(0)
         if is_gzip:
             stream = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream)))
-        path = None if name == "-" or is_gzip else Path(name)
+        path = None if name == "-" or is_gzip else expand_path(name)
         yield BatchInput(stream, "stdin" if name == "-" else name, path)

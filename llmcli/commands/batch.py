@@ -91,7 +91,7 @@ def batch(
         )
     open_server_model.refuse_personal_flags(without_line_options(run_flags))
     target = ray_run.parse_target(ray, replicas)
-    out = _check_output(out.expanduser().absolute(), lines)
+    out = _check_output(out.absolute(), lines)
     config, ui = start_command(json, run_flags.offline)
     with open_input(lines, out.parent) as source:
         survey = source.survey()

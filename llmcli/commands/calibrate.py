@@ -122,7 +122,7 @@ def calibrate(
         _refuse_reading_options(
             {**reading_options, "--moments": moments, "--memory": memory, "--threads": threads}
         )
-        _merge([expand_path(ref) for ref in refs], out.expanduser(), ui)
+        _merge([expand_path(ref) for ref in refs], out, ui)
         return
     _refuse_conflicts(len(refs), memory, moments)
     if moments and flash_attn == "auto":
@@ -139,14 +139,13 @@ def calibrate(
     with float_copy.open_runnable(source, config, ui, threads or 0) as path:
         model_side = prepare_side(path, options, ui)
         text_chunks, text_names = texts.calibration_chunks(model_side, text or [], chunks, seed, ui)
-        target = moments.expanduser() if moments else None
         request = CalibrationRequest(
             model_side,
             source.fingerprint,
             text_chunks,
             text_names,
-            out.expanduser(),
-            target,
+            out,
+            moments,
             memory_bytes,
             fresh,
         )

@@ -5,14 +5,17 @@ command or option.
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ParameterInfo
 
 from llmcli.commands import help_page, typed_words
 from llmcli.commands.help_page import HelpPanel, HelpRow
 from llmcli.errors import UsageError
+from llmcli.text_input import expand_path
 
 HELP_OPTIONS = frozenset(("-h", "--help"))
 
@@ -69,8 +72,30 @@ class CommandApp(typer.Typer):
         super().__init__(pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
-        """Return a decorator that adds a function as a command."""
-        return super().command(name, **{"cls": PanelCommand, **settings})
+        """Return a decorator that adds a function as a command. `~` at the start of a typed path is
+        a home folder.
+        """
+        add = super().command(name, **{"cls": PanelCommand, **settings})
+        return lambda function: add(_with_expanded_paths(function))
+
+
+def _with_expanded_paths(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Typer read the paths among a command's parameters with `expand_path`. Return the command.
+
+    Without it, Typer makes a Path of the typed text, which then does not show whether it began with
+    `~` or with `./~`.
+    """
+    for hint in get_type_hints(function, include_extras=True).values():
+        if get_origin(hint) is Annotated and _has_path(hint):
+            for annotation in get_args(hint)[1:]:
+                if isinstance(annotation, ParameterInfo):
+                    annotation.parser = expand_path
+    return function
+
+
+def _has_path(kind: Any) -> bool:
+    """Return whether a type is Path, or contains it, as list[Path] does."""
+    return kind is Path or any(map(_has_path, get_args(kind)))
 
 
 def parse_words(

@@ -256,7 +256,7 @@ def serve(
         )
     if slot_save_path is not None and not slot_save_path.is_dir():
         raise UserError(
-            f"--slot-save-path {slot_save_path} is no folder", hint=f"mkdir -p {slot_save_path}"
+            f"--slot-save-path {slot_save_path} is no folder", hint=f"mkdir -p '{slot_save_path}'"
         )
     max_files_bytes = _read_files_size(files_folder, max_files_size, bool(replicas or ray))
     config, terminal = start_command(json, run_flags.offline)
@@ -283,7 +283,7 @@ def serve(
                 "port": listeners[0].getsockname()[1],
                 "disabled_paths": tuple(disabled),
                 "slot_folder": slot_save_path,
-                "files_folder": files_folder.expanduser() if files_folder else None,
+                "files_folder": files_folder,
                 "max_files_bytes": max_files_bytes,
                 "slides_context": context_shift,
                 "shows_prompts": verbose,
@@ -355,7 +355,7 @@ def _read_files_size(folder: Path | None, max_size: str | None, has_replicas: bo
             hint="leave out --replicas and --ray",
         )
     if folder is not None:
-        require_folder(folder.expanduser())
+        require_folder(folder)
     return n_bytes
 
 
@@ -371,11 +371,7 @@ def _read_keys(typed: list[str], files: list[Path], hosts: tuple[str, ...]) -> t
     Empty lines and # comments of a key file are skipped. Raises UserError for an invalid key, or if
     one of `hosts` is reachable from other machines and there is no key.
     """
-    lines = [
-        line.strip()
-        for file in files
-        for line in text_input.read_text(file.expanduser()).splitlines()
-    ]
+    lines = [line.strip() for file in files for line in text_input.read_text(file).splitlines()]
     keys = [*typed, *(line for line in lines if line and not line.startswith("#"))]
     if files and not keys:
         raise UserError(f"there is no key in {files[0]}", hint="write one key per line")

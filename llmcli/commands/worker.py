@@ -118,6 +118,6 @@ def _require_free_port(host: str, port: int) -> None:
 def _cache_folder(path: Path) -> str:
     from llmcli.atomic_files import make_folder
 
-    path = path.expanduser().absolute()
+    path = path.absolute()
     make_folder(path)
     return f"{path}/"

@@ -96,13 +96,12 @@ def open_source(
     from llmcli.errors import UsageError
     from quant.quantize.write import open_gguf
 
-    path = path.expanduser()
     if path.is_dir():
         from llmcli.model_loader.verify_tokenizer import verify_tokenizer
         from quant.convert import checkpoint_source
         from quant.quantize.read_ahead import read_ahead
 
-        tokenizer_folder = tokenizer.expanduser() if tokenizer else path
+        tokenizer_folder = tokenizer or path
         source = checkpoint_source.open_checkpoint(
             path, tokenizer=tokenizer_folder, pre=pre, allow_pickle=allow_pickle, blobs=blobs
         )
@@ -161,8 +160,8 @@ def output_path(
     if out is not None:
         from quant.quantize.output_files import require_output_name
 
-        require_output_name(out.expanduser())
-        yield out.expanduser()
+        require_output_name(out)
+        yield out
     elif model is None:
         yield default_output_path(plan.source, plan.file_type.name)
     else:

@@ -36,7 +36,7 @@ def cached_repo(path: Path) -> str:
     """Return the repository (org/name) whose folder in the Hugging Face cache contains `path`, or ""
     if there is none.
     """
-    parts = path.expanduser().absolute().parts
+    parts = path.absolute().parts
     for folder, child in itertools.pairwise(parts):
         if folder.startswith(CACHED_REPO_PREFIXES) and child in CACHE_FOLDERS:
             return folder.split("--", 1)[1].replace("--", "/")

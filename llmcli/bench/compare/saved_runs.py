@@ -20,7 +20,7 @@ from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.statistics.student_t import student_t_quantile
 from llmcli.errors import UserError
-from llmcli.text_input import read_text
+from llmcli.text_input import expand_path, read_text
 from quant.json_dataclasses import parse_value
 
 # minimum standard deviation of the logarithm of a run's speed, on a quiet machine
@@ -103,7 +103,7 @@ def read_saved_runs(text: str, find: Callable[[int], SavedRow]) -> SavedRuns | N
     """
     if text.isdecimal() and text.isascii() and len(text) < 19:
         return SavedRuns(f"run {text}", (validate_row(find(int(text)), f"run {text}"),))
-    path = Path(text)
+    path = expand_path(text)
     if path.suffix not in (".json", ".jsonl"):
         return None
     rows = tuple(validate_row(row, text) for row in _documents(path))

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 
 from llmcli.bench.load import mixes, request_file
@@ -16,6 +15,7 @@ from llmcli.bench.load.mixes import RequestLengths, UnitTokens
 from llmcli.bench.load.records import LoadJob
 from llmcli.errors import UserError
 from llmcli.http_client.openai_stream import read_usage
+from llmcli.text_input import expand_path
 
 SETTLE_SECONDS = 0.2  # pause after each run, in which the server notices the closed connections
 
@@ -44,7 +44,9 @@ class ServerSession:
     def __init__(self, client: Client, prompts: PromptShape, fit: UnitTokens | None) -> None:
         self.client, self.prompts, self.unit_tokens = client, prompts, fit
         self.file_jobs = (
-            request_file.read_requests(Path(prompts.mix), prompts.lengths) if fit is None else []
+            request_file.read_requests(expand_path(prompts.mix), prompts.lengths)
+            if fit is None
+            else []
         )
 
     @property

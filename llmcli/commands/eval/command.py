@@ -130,7 +130,7 @@ def evaluate(
     )
     _refuse_conflicts(base, base_logits, text, ctx, save_base)
     resolve_options.validate_options(options)
-    saved_logits = load_base_logits(base_logits.expanduser()) if base_logits else None
+    saved_logits = load_base_logits(base_logits) if base_logits else None
     evaluated_text = None if saved_logits else read_evaluation_text(text)
     options = replace(options, ctx_size=saved_logits.n_ctx) if saved_logits else options
     model_file = _prepare_source(source, quant, config, ui).path
@@ -145,7 +145,6 @@ def evaluate(
     require_distinct_paths(
         [save_base], [*model.header.files, *(base_side.header.files if base_side else ()), text]
     )
-    target = save_base.expanduser() if save_base else None
     outcome = run_evaluation(
         EvaluationRequest(
             model,
@@ -153,7 +152,7 @@ def evaluate(
             saved_logits,
             evaluated_text.content if evaluated_text else None,
             chunks,
-            target,
+            save_base,
             fresh,
         ),
         config,

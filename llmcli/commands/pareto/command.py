@@ -2,7 +2,6 @@
 comparison.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -15,6 +14,7 @@ from llmcli.commands.options.report import ReportOptions, show_report
 from llmcli.commands.options.rpc import RpcOptions
 from llmcli.commands.pareto.options import MeasurementOptions, ParetoOptions
 from llmcli.model_loader.pickle_hint import pickle_hint
+from llmcli.text_input import expand_path
 from llmcli.units import format_count
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def pareto(
     tensor_split = workers.join(ui)
     model = quantize_file.find_model(ref, config, ui, keep_source=True)
     source = quantize_file.open_source(
-        model.path if model else Path(ref),
+        model.path if model else expand_path(ref),
         tokenizer=reading.tokenizer,
         pre=reading.pre,
         allow_pickle=reading.allow_pickle,
@@ -77,7 +77,6 @@ def pareto(
     )
     plans = build_plans(source, settings, measuring.threads, tensor_split, config, ui)
     _print_notes(source, plans, ui)
-    kept_folder = measuring.keep.expanduser() if measuring.keep else None
     request = compare.ParetoRequest(
         source,
         plans,
@@ -86,7 +85,7 @@ def pareto(
         measuring.chunks,
         measuring.threads,
         measuring.seconds,
-        kept_folder,
+        measuring.keep,
         measuring.fresh,
         tensor_split,
     )

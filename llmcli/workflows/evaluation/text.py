@@ -40,7 +40,7 @@ def read_evaluation_text(path: Path | None) -> EvaluationText:
         content = (resources.files("quant") / "texts" / "evaluation.txt").read_bytes().decode()
         return EvaluationText(content.removesuffix("\n"), BUILTIN_NAME)
     content = text_input.read_text(
-        path.expanduser(),
+        path,
         max_bytes=MAX_TEXT_BYTES,
         keep_line_ends=True,
         hint="--text takes a text file",

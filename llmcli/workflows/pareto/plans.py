@@ -96,10 +96,8 @@ def _load_statistics(
     """Return the imatrix and the second moments: those of the user, or collected ones if the
     methods and folds need more.
     """
-    sums = imatrix.load_imatrix(settings.imatrix.expanduser()) if settings.imatrix else None
-    second_moments = (
-        moments.load_moments(settings.moments.expanduser()) if settings.moments else None
-    )
+    sums = imatrix.load_imatrix(settings.imatrix) if settings.imatrix else None
+    second_moments = moments.load_moments(settings.moments) if settings.moments else None
     active_fold = next((fold for fold in folds if choose.parse_fold_kinds(fold)), None)
     moments_method = next(
         (name for name in methods if method_by_name(name).needs == "moments"), None

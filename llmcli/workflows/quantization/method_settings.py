@@ -81,8 +81,8 @@ class MethodSettings:
         from quant.calibration import imatrix, moments
         from quant.calibration.expected_moments import ExpectedMoments
 
-        sums = imatrix.load_imatrix(self.imatrix.expanduser()) if self.imatrix else None
-        second_moments = moments.load_moments(self.moments.expanduser()) if self.moments else None
+        sums = imatrix.load_imatrix(self.imatrix) if self.imatrix else None
+        second_moments = moments.load_moments(self.moments) if self.moments else None
         if self.needs_running_model(method):
             from llmcli.workflows.calibration import ensure_statistics
 
@@ -110,7 +110,7 @@ class MethodSettings:
         from quant.calibration.expected_moments import ExpectedMoments
 
         return MeasuredInputs(
-            imatrix.load_imatrix(self.imatrix.expanduser()) if self.imatrix else None,
+            imatrix.load_imatrix(self.imatrix) if self.imatrix else None,
             None,
             ExpectedMoments(),
         )
@@ -196,7 +196,7 @@ class MethodSettings:
         from llmcli.workflows.calibration.ensure_statistics import StatisticsRequest
 
         moments = method.needs == "moments" and not self.sequential
-        text = tuple(path.expanduser() for path in self.calibration or ())
+        text = tuple(self.calibration or ())
         reason = self.missing_statistics(method) or "--sequential"
         return StatisticsRequest(
             source, reason, moments, threads, dry_run, text, self.calibration_chunks, tensor_split

@@ -73,7 +73,7 @@ def build_plan(
         plan, json_fields = builder.build(file_type, overrides), dict[str, Any]()
         mix = recipe_mix(plan, builder.provenance)
     elif size.plan is not None:
-        mix = plan_file.load_plan_file(size.plan.expanduser())
+        mix = plan_file.load_plan_file(size.plan)
         mix.require_match(builder.source.fingerprint, builder.provenance)
         plan, json_fields = (
             builder.mix_plan(mix.types),
@@ -91,7 +91,7 @@ def validate(
     if not size.overrides_recipe:
         builder.build(file_type, overrides)
     elif size.plan is not None:
-        mix = plan_file.load_plan_file(size.plan.expanduser())
+        mix = plan_file.load_plan_file(size.plan)
         # The statistics are not known yet, so only the source is compared.
         mix.require_match(builder.source.fingerprint, mix.settings)
         builder.mix_plan(mix.types)
@@ -107,7 +107,7 @@ def write_plan_file(out: Path | None, mix: TypeMix, ui: "UI") -> dict[str, Any]:
 
     if out is None:
         return {}
-    write_atomically(out.expanduser(), mix.to_json())
+    write_atomically(out, mix.to_json())
     ui.note(f"wrote the plan file {out}: --plan {out} makes the same file again")
     return {"plan_out": str(out)}
 

@@ -284,7 +284,6 @@ def check(job: QuantizeJob) -> None:
 
     request = job.request
     out, plan_out = request.output.out, request.size.plan_out
-    out_path = out.expanduser() if out else None
     require_distinct_paths(
         [out, plan_out],
         [
@@ -295,8 +294,9 @@ def check(job: QuantizeJob) -> None:
     )
     require_distinct_paths([plan_out], job.source.files)
     certify.check_text(job.source, job.verify_request)
+    out_path = out
     if out:
-        require_output_name(out.expanduser())
+        require_output_name(out)
     elif job.model is None and not request.size.overrides_recipe:
         out_path = default_output_path(job.source, job.file_type)
     if out_path and not (request.max_shard_bytes or request.output.dry_run):
