@@ -65,7 +65,15 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("pareto",),
     ),
     "quant": (
-        ("errors", "registry", "relative_error", "json_dataclasses", "link_safety", "__init__"),
+        (
+            "errors",
+            "installation",
+            "registry",
+            "relative_error",
+            "json_dataclasses",
+            "link_safety",
+            "__init__",
+        ),
         ("disk_space", "record_log"),
         ("native",),
         ("gguf", "formats", "recipes"),

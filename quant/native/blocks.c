@@ -1,11 +1,10 @@
 // Two conversions that are slow in numpy: F16 rows are widened to floats, and search results are
 // packed into blocks. The layouts are documented in quant/formats/legacy.py and k_quants.py, whose
 // pack() is the reference. Called by quant/native/ggml.py.
-#include "ggml.h"
-
+#include "half.h"
 #include "lanes.h"
-#if defined(__F16C__)
-#include <immintrin.h>
+#if defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 // A search result (ScaleSearchResult in ggml.py): levels [blocks, values] counted from the code of
@@ -17,7 +16,7 @@ struct search_result {
 };
 
 static inline void store_f16(uint8_t * out, float x) {
-    const ggml_fp16_t stored = ggml_fp32_to_fp16(x);
+    const uint16_t stored = float_to_half(x);
     memcpy(out, &stored, sizeof(stored));
 }
 
@@ -170,7 +169,7 @@ EXPORT void llmcli_pack_q6_K(const struct search_result * result, uint8_t * out,
 }
 
 // Widens F16 numbers to floats.
-EXPORT void llmcli_widen(const ggml_fp16_t * x, float * out, int64_t count) {
+EXPORT void llmcli_widen(const uint16_t * x, float * out, int64_t count) {
     int64_t i = 0;
 #if defined(__AVX512F__)
     for (; i + 16 <= count; i += 16) {
@@ -180,6 +179,10 @@ EXPORT void llmcli_widen(const ggml_fp16_t * x, float * out, int64_t count) {
     for (; i + 8 <= count; i += 8) {
         _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
     }
+#elif defined(__aarch64__)
+    for (; i + 4 <= count; i += 4) {
+        vst1q_f32(out + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + i))));
+    }
 #endif
-    for (; i < count; ++i) out[i] = ggml_fp16_to_fp32(x[i]);
+    for (; i < count; ++i) out[i] = half_to_float(x[i]);
 }

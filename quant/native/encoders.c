@@ -1,15 +1,29 @@
 // Encoders of Q4_K, Q5_K and Q6_K without importance. They write the same bytes as ggml
 // (quantize_row_*_ref in ggml/src/ggml-quants.c), but process many groups at once: sums within a
 // group depend on one another, groups do not. Each lane does ggml's operations in ggml's order;
-// variables have ggml's names. scripts/build/llama.cmake builds this file into libggml-base with
-// -ffp-contract=off, because ggml is compiled for any x86-64, without contracted multiply-adds.
-// Called by quant/native/ggml.py.
+// variables have ggml's names. This file is compiled with -ffp-contract=off, because ggml is compiled
+// for any x86-64, without contracted multiply-adds. ggml.py uses these encoders where they write the
+// bytes of the installed ggml. Called by quant/native/ggml.py.
 #include <math.h>
 
-#include "ggml.h"
-#define GGML_COMMON_DECL_C
-#include "ggml-common.h"
+#include "half.h"
 #include "lanes.h"
+
+// The blocks of ggml-common.h. d and dmin are F16 numbers.
+#define QK_K 256
+typedef struct {
+    uint16_t d, dmin;
+    uint8_t scales[12], qs[QK_K / 2];
+} block_q4_K;
+typedef struct {
+    uint16_t d, dmin;
+    uint8_t scales[12], qh[QK_K / 8], qs[QK_K / 2];
+} block_q5_K;
+typedef struct {
+    uint8_t ql[QK_K / 2], qh[QK_K / 4];
+    int8_t scales[QK_K / 16];
+    uint16_t d;
+} block_q6_K;
 
 #define GROUP_MAX_EPS 1e-15f  // a group whose values are all smaller is stored as zeros
 
@@ -98,7 +112,7 @@ static F scale_and_min(int nmax, const F * x, const F * w, uint8_t * codes, F * 
 // Rounds the eight scales and minimums of a superblock to six bits, packs them into ggml's twelve
 // bytes, writes d and dmin, and computes the codes again with the rounded scales.
 static void pack_scales(const float * x, const float * scales, const float * mins, int nmax,
-                        uint8_t * packed, ggml_half * d_out, ggml_half * dmin_out,
+                        uint8_t * packed, uint16_t * d_out, uint16_t * dmin_out,
                         uint8_t * codes) {
     float max_scale = 0, max_min = 0;
     for (int j = 0; j < 8; ++j) {
@@ -119,9 +133,9 @@ static void pack_scales(const float * x, const float * scales, const float * min
         packed[j + 4] = lm[j] | (lm[j + 4] >> 4) << 6;
         packed[j + 8] = (ls[j + 4] & 0xF) | (lm[j + 4] & 0xF) << 4;
     }
-    *d_out = ggml_fp32_to_fp16(max_scale / 63.f);
-    *dmin_out = ggml_fp32_to_fp16(max_min / 63.f);
-    const float d0 = ggml_fp16_to_fp32(*d_out), m0 = ggml_fp16_to_fp32(*dmin_out);
+    *d_out = float_to_half(max_scale / 63.f);
+    *dmin_out = float_to_half(max_min / 63.f);
+    const float d0 = half_to_float(*d_out), m0 = half_to_float(*dmin_out);
     for (int j = 0; j < 8; ++j) {
         const float d = d0 * ls[j], dm = m0 * lm[j];
         if (!d) continue;
@@ -255,13 +269,13 @@ EXPORT void llmcli_encode_q6_K(const float * x, void * out, int64_t count) {
             continue;
         }
         const float iscale = -128.f / max_scale;
-        y->d = ggml_fp32_to_fp16(1 / iscale);
+        y->d = float_to_half(1 / iscale);
         for (int j = 0; j < 16; ++j) {
             const int l = nearest_scalar(iscale * scales[j]);
             y->scales[j] = (int8_t)(l > 127 ? 127 : l);
         }
         for (int j = 0; j < 16; ++j) {
-            const float d = ggml_fp16_to_fp32(y->d) * y->scales[j];
+            const float d = half_to_float(y->d) * y->scales[j];
             if (!d) continue;
             for (int i = 0; i < 16; ++i) {
                 const int l = nearest_scalar(x[16 * j + i] / d);

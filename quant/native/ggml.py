@@ -1,9 +1,8 @@
 """Bindings to libggml through ctypes: block sizes of types, and encoding and decoding of rows.
 
 The library is the `libggml-base` that llama-cpp-python installs, so that the bytes are llama.cpp's
-own. It is found without importing llama_cpp, which would initialize the compute backends. If the
-library was built with our C files (encoders.c, searches.c, blocks.c), their functions are used,
-too.
+own. It is found without importing llama_cpp, which would initialize the compute backends. Where our
+own C functions are installed (kernels.py: encoders.c, searches.c, blocks.c), they are used, too.
 """
 
 import ctypes
@@ -15,7 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from quant import installation
 from quant.errors import DamagedSourceError, UserError
+from quant.native import kernels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +73,9 @@ FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
 # 65504 * 127 * 32).
 MAX_VALUE = 2.0**30
 MAX_WEIGHTED_SQUARE = 1e30  # limit of a value's square times its importance
+# Our encoders must write ggml's bytes for this many blocks of random values. With other rounding, one
+# block in a few differs.
+PROBE_ROWS = 64
 FP4_TYPES = frozenset({"MXFP4", "NVFP4"})  # these have no F16 scale and no search
 
 
@@ -214,7 +218,9 @@ def open_library() -> ctypes.CDLL:
             if (folder / name).exists():
                 return _declare(ctypes.CDLL(str(folder / name)))
     searched = ", ".join(map(str, folders)) or "llama_cpp is not installed"
-    raise UserError(f"libggml-base was not found ({searched})", hint="run scripts/setup")
+    raise UserError(
+        f"libggml-base was not found ({searched})", hint=installation.install_llama_command()
+    )
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
@@ -242,7 +248,7 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     ):
         raise UserError(
             "unsupported version of llama-cpp-python: its type table has another layout",
-            hint="run scripts/setup: it installs the version that fits",
+            hint=f"{installation.install_llama_command()} installs the version that fits",
         )
     return lib
 
@@ -379,19 +385,17 @@ def is_decodable(name: str) -> bool:
 
 @cache
 def _c_function(name: str, *arguments: Any) -> Callable[..., None] | None:
-    """Return the function llmcli_`name` of our C code, or None if the installed llama.cpp was built
-    without it. `arguments` are its ctypes argument types.
+    """Return the function llmcli_`name` of our C code, or None if it is not installed. `arguments`
+    are its ctypes argument types.
     """
-    function = getattr(open_library(), f"llmcli_{name}", None)
+    function = getattr(kernels.open_kernels().library, f"llmcli_{name}", None)
     if function is not None:
         function.argtypes, function.restype = arguments, None
     return cast("Callable[..., None] | None", function)
 
 
 def native_search() -> Callable[..., None] | None:
-    """Return our search in C (searches.c), or None if the installed llama.cpp was built without
-    it.
-    """
+    """Return our search in C (searches.c), or None if it is not installed."""
     return _c_function(
         "search", *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5
     )
@@ -446,7 +450,7 @@ def run_search(rows: "F32", weights: "F32", settings: ScaleSearchSettings) -> Sc
 
 def pack_blocks(result: ScaleSearchResult, name: str) -> "U8 | None":
     """Return a search result as blocks [blocks, bytes] of type `name`, packed by our C code. Return
-    None if the installed llama.cpp was built without it.
+    None if it is not installed.
     """
     import numpy as np
 
@@ -467,11 +471,33 @@ def _ggml_name(name: str) -> str:
     return name.lower().replace("_k", "_K")
 
 
+@cache
 def _encoder(name: str) -> Callable[..., None] | None:
-    """Return our encoder of a type (encoders.c), or None if there is none or if the installed
-    llama.cpp was built without it.
+    """Return our encoder of a type (encoders.c), or None if there is none, if it is not installed,
+    or if it writes other bytes than the installed ggml. That happens where ggml was compiled with
+    contracted multiply-adds, as on aarch64.
     """
-    return _c_function(f"encode_{_ggml_name(name)}", *_ROW_FUNCTION)
+    import numpy as np
+
+    encoder = _c_function(f"encode_{_ggml_name(name)}", *_ROW_FUNCTION)
+    if encoder is None:
+        return None
+    shape = PROBE_ROWS, block_size(name).values
+    rows = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    ours, theirs = (np.empty((PROBE_ROWS, row_bytes(name, shape[1])), np.uint8) for _ in range(2))
+    encoder(rows.ctypes.data, ours.ctypes.data, rows.size)
+    open_library().ggml_quantize_chunk(
+        TYPE_NUMBERS[name], rows.ctypes.data, theirs.ctypes.data, 0, *shape, None
+    )
+    return encoder if np.array_equal(ours, theirs) else None
+
+
+ENCODED_TYPES = ("Q4_K", "Q5_K", "Q6_K")  # the types of encoders.c
+
+
+def has_encoders() -> bool:
+    """Return whether our encoders (encoders.c) are installed and write the bytes of ggml."""
+    return all(_encoder(name) is not None for name in ENCODED_TYPES)
 
 
 def _check_limits(largest: float, importance: Importance | None, name: str, label: str) -> None:

@@ -66,8 +66,12 @@ static inline W max_part(W a, W b) { return (W)_mm256_max_ps((__m256)a, (__m256)
 static inline W min_part(W a, W b) { return (W)_mm_min_ps((__m128)a, (__m128)b); }
 static inline W max_part(W a, W b) { return (W)_mm_max_ps((__m128)a, (__m128)b); }
 #else
-static inline W min_part(W a, W b) { return a < b ? a : b; }
-static inline W max_part(W a, W b) { return a > b ? a : b; }
+typedef int32_t WI __attribute__((vector_size(4 * WIDTH)));
+static inline W select_part(WI which, W yes, W no) {
+    return (W)((which & (WI)yes) | (~which & (WI)no));
+}
+static inline W min_part(W a, W b) { return select_part(a < b, a, b); }
+static inline W max_part(W a, W b) { return select_part(a > b, a, b); }
 #endif
 DEFINE_BY_PARTS(F, min_lanes, min_part(a, b))
 DEFINE_BY_PARTS(F, max_lanes, max_part(a, b))
@@ -81,7 +85,7 @@ static inline void store(float * x, F value) { memcpy(x, &value, sizeof(value));
 
 // Returns whether a comparison is true in any lane.
 static inline int any_lane(I which) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && LANES == 16
     return _mm512_test_epi32_mask((__m512i)which, (__m512i)which) != 0;
 #else
     int found = 0;

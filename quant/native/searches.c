@@ -1,11 +1,10 @@
 // The search of `--method search` in C (quant/methods: group_sums.py, group_scales.py,
 // superblock_scales.py), with one group in each lane: the same steps in the same order as in
-// Python, with many starts in the time that numpy takes for one. scripts/build/llama.cmake builds
-// this file into libggml-base. Multiply-adds may be contracted here, so that the bytes may differ
-// between CPUs. Called by quant/native/ggml.py.
+// Python, with many starts in the time that numpy takes for one. Multiply-adds may be contracted here,
+// so that the bytes may differ between CPUs. Called by quant/native/ggml.py.
 #include <math.h>
 
-#include "ggml.h"
+#include "half.h"
 
 #define LANES 16
 #include "lanes.h"
@@ -96,7 +95,7 @@ static inline F round_to_f16(F x) {
     return x;
 #else
     for (int lane = 0; lane < LANES; ++lane) {
-        x[lane] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x[lane]));
+        x[lane] = half_to_float(float_to_half(x[lane]));
     }
     return x;
 #endif
@@ -325,6 +324,13 @@ static struct scales improve(const struct settings * s, const struct tile * t, s
     return refit(s, t, p, sums);
 }
 
+#if defined(__AVX512F__)
+// Returns the lanes `which` of `a` (0 to 15) and `b` (16 to 31).
+static inline F shuffle(F a, I which, F b) {
+    return (F)_mm512_permutex2var_ps((__m512)a, (__m512i)which, (__m512)b);
+}
+#endif
+
 // Transposes sixteen rows of sixteen lanes: lane i of row j becomes lane j of row i. This is done
 // in registers, which is faster than reading lane by lane.
 static inline void transpose(F rows[LANES]) {
@@ -345,8 +351,8 @@ static inline void transpose(F rows[LANES]) {
         for (int row = 0; row < LANES; ++row) {
             if (row & step) continue;
             const F a = rows[row], b = rows[row + step];
-            rows[row] = __builtin_shuffle(a, b, first);
-            rows[row + step] = __builtin_shuffle(a, b, second);
+            rows[row] = shuffle(a, first, b);
+            rows[row + step] = shuffle(a, second, b);
         }
     }
 #endif

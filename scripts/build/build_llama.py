@@ -28,17 +28,7 @@ from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ROOT / "scripts" / "build" / "llama.cmake"
-C_SOURCES = (
-    "scripts/build/tile-config.h",
-    "quant/native/lanes.h",
-    "quant/native/encoders.c",
-    "quant/native/searches.c",
-    "quant/native/blocks.c",
-    "llmcli/runtime/binding/kernels/row.c",
-    "llmcli/runtime/binding/kernels/gemm.c",
-)
-# OPTIONS compiles these into the libraries of ggml.
-C_SOURCE_PATHS = tuple(ROOT / name for name in C_SOURCES)
+TILE_CONFIG = ROOT / "scripts" / "build" / "tile-config.h"  # OPTIONS includes it
 CPU_SECONDS = 285  # CPU seconds of a build without llama.cpp's common library, on a Zen 3 core
 NEEDED_BYTES = 1_000_000_000  # the unpacked source and the object files, with a margin
 PROGRESS_SECONDS = 15.0  # seconds between progress lines without a terminal
@@ -48,7 +38,7 @@ PROGRESS_SECONDS = 15.0  # seconds between progress lines without a terminal
 class Build:
     """The inputs of a build. Two builds with different inputs give different wheels.
 
-    `extra`: the user's CMAKE_ARGS. `options`: the contents of our CMake file and C sources. (Their
+    `extra`: the user's CMAKE_ARGS. `options`: the contents of our CMake file and header. (Their
     paths differ between checkouts.)
     """
 
@@ -99,7 +89,7 @@ def this_build() -> Build:
     return Build(
         version=pinned[1],
         extra=" ".join(os.environ.get("CMAKE_ARGS", "").split()),
-        options="".join(path.read_text() for path in (OPTIONS, *C_SOURCE_PATHS)),
+        options="".join(path.read_text() for path in (OPTIONS, TILE_CONFIG)),
         cpu=cpu_features(),
         platform=sysconfig.get_platform(),
     )

@@ -1,6 +1,6 @@
 // Matrix products of several rows of inputs with quantized weights, computed in bfloat16. This is a ggml backend
-// (ggml-backend-impl.h): ggml's scheduler assigns such products to it, as it does to BLAS. scripts/build/llama.cmake
-// builds it into libggml-cpu; gemm.py registers it and sets the number of rows of inputs from which it is used.
+// (ggml_backend.h): ggml's scheduler assigns such products to it, as it does to BLAS. gemm.py registers it and sets the
+// number of rows of inputs from which it is used.
 //
 // ggml multiplies the legacy types (Q4_0 ... Q8_0) row by row, which is slow for many rows. Here a thread decodes BLOCK
 // rows of weights to bfloat16 once and multiplies them with all rows of inputs. Weights and inputs keep eight bits of
@@ -20,8 +20,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ggml-backend-impl.h"
-#include "ggml-impl.h"
+#include "ggml_backend.h"
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
 
 #define STRIP 16   // rows of inputs in a vector
 #define STRIPS 3   // strips in a tile: with ACROSS, 24 of 32 registers are sums
@@ -101,7 +106,7 @@ static inline __m512bh q8_0(const uint8_t * at) {
     for (int r = 0; r < N; r++) all[r] = _mm512_setzero_ps();                                                      \
     for (int64_t i = 0; i < columns; i += 32, at += BYTES) {                                                       \
         const __m512bh weights = TYPE(at);                                                                         \
-        _Pragma("GCC unroll 8") for (int r = 0; r < N; r++)                                                        \
+        UNROLL for (int r = 0; r < N; r++)                                                                         \
             all[r] = _mm512_dpbf16_ps(                                                                             \
                 all[r], (__m512bh)_mm512_load_si512((const void *)(inputs + (r * columns + i) / 2)), weights);     \
     }                                                                                                              \
@@ -116,16 +121,17 @@ typedef struct {
     void (*row)(const uint8_t * blocks, uint32_t * out, int64_t columns);
     void (*four)(const uint8_t * blocks, const uint32_t * inputs, int64_t columns, float * sums);
     void (*eight)(const uint8_t * blocks, const uint32_t * inputs, int64_t columns, float * sums);
-    int rows;  // fewest rows of inputs for which these functions are faster than ggml's
+    int bytes;  // bytes of a block of 32 weights
+    int rows;   // fewest rows of inputs for which these functions are faster than ggml's
 } Kind;
 
 static Kind kind(enum ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q4_0: return (Kind){q4_0_row, q4_0_four, q4_0_eight, 5};
-        case GGML_TYPE_Q4_1: return (Kind){q4_1_row, q4_1_four, q4_1_eight, 3};
-        case GGML_TYPE_Q5_0: return (Kind){q5_0_row, q5_0_four, q5_0_eight, 4};
-        case GGML_TYPE_Q5_1: return (Kind){q5_1_row, q5_1_four, q5_1_eight, 3};
-        case GGML_TYPE_Q8_0: return (Kind){q8_0_row, q8_0_four, q8_0_eight, 2};
+        case GGML_TYPE_Q4_0: return (Kind){q4_0_row, q4_0_four, q4_0_eight, 18, 5};
+        case GGML_TYPE_Q4_1: return (Kind){q4_1_row, q4_1_four, q4_1_eight, 20, 3};
+        case GGML_TYPE_Q5_0: return (Kind){q5_0_row, q5_0_four, q5_0_eight, 22, 4};
+        case GGML_TYPE_Q5_1: return (Kind){q5_1_row, q5_1_four, q5_1_eight, 24, 3};
+        case GGML_TYPE_Q8_0: return (Kind){q8_0_row, q8_0_four, q8_0_eight, 34, 2};
         default: return (Kind){.rows = NEVER};
     }
 }
@@ -170,9 +176,9 @@ static void pack(const float * rows, int count, int64_t columns, uint32_t * out)
             __m512bh in[N];                                                                                          \
             for (int s = 0; s < N; s++)                                                                              \
                 in[s] = (__m512bh)_mm512_load_si512((const void *)(inputs + (s * pairs + p) * STRIP));               \
-            _Pragma("GCC unroll 8") for (int j = 0; j < ACROSS; j++) {                                               \
+            UNROLL for (int j = 0; j < ACROSS; j++) {                                                                \
                 const __m512bh weight = (__m512bh)_mm512_set1_epi32((int)weights[j * pairs + p]);                    \
-                _Pragma("GCC unroll 3") for (int s = 0; s < N; s++)                                                  \
+                UNROLL for (int s = 0; s < N; s++)                                                                   \
                     sums[s][j] = _mm512_dpbf16_ps(sums[s][j], in[s], weight);                                        \
             }                                                                                                        \
         }                                                                                                            \
@@ -271,6 +277,9 @@ static bool product(Work * work, Weights of, const float * inputs, int64_t rows,
 
 // ---- the backend
 
+static struct ggml_functions ggml;
+static int64_t row_count(const struct ggml_tensor * tensor) { return tensor->ne[1] * tensor->ne[2] * tensor->ne[3]; }
+
 static atomic_int from_rows = NEVER;
 
 static const char * label(void) { return "BF16"; }
@@ -287,7 +296,7 @@ static enum ggml_status compute(ggml_backend_t backend, struct ggml_cgraph * gra
         const struct ggml_tensor * node = graph->nodes[i], * weights = node->src[0], * inputs = node->src[1];
         if (node->op != GGML_OP_MUL_MAT || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;  // others are views
         const Weights of = {kind(weights->type), weights->data, weights->nb[1], weights->ne[0], weights->ne[1]};
-        const bool made = product(backend->context, of, inputs->data, ggml_nrows(inputs), node->data);
+        const bool made = product(backend->context, of, inputs->data, row_count(inputs), node->data);
         if (!made) return GGML_STATUS_ALLOC_FAILED;
     }
     return GGML_STATUS_SUCCESS;
@@ -316,18 +325,18 @@ static ggml_backend_t init(ggml_backend_dev_t device, const char * params) {
     return backend;
 }
 static ggml_backend_buffer_type_t buffers(ggml_backend_dev_t device) {
-    return (void)device, ggml_backend_cpu_buffer_type();
+    return (void)device, ggml.cpu_buffer_type();
 }
 static ggml_backend_buffer_t from_host(ggml_backend_dev_t device, void * at, size_t size, size_t most) {
     (void)device, (void)most;
-    return ggml_backend_cpu_buffer_from_ptr(at, size);
+    return ggml.cpu_buffer_from_ptr(at, size);
 }
 static bool wanted(const struct ggml_tensor * op, int from) {
     const struct ggml_tensor * weights = op->src[0], * inputs = op->src[1];
     const Kind of = kind(weights->type);
-    return of.row && ggml_nrows(inputs) >= (from > of.rows ? from : of.rows) && weights->ne[2] * weights->ne[3] == 1
-        && inputs->type == GGML_TYPE_F32 && ggml_is_contiguous(weights) && ggml_is_contiguous(inputs)
-        && ggml_is_contiguous(op) && ggml_get_op_params_i32(op, 1) != GGML_HINT_SRC0_IS_HADAMARD;
+    return of.row && row_count(inputs) >= (from > of.rows ? from : of.rows) && weights->ne[2] * weights->ne[3] == 1
+        && inputs->type == GGML_TYPE_F32 && ggml.is_contiguous(weights) && ggml.is_contiguous(inputs)
+        && ggml.is_contiguous(op) && op->op_params[1] != GGML_HINT_SRC0_IS_HADAMARD;
 }
 static bool supports(ggml_backend_dev_t device, const struct ggml_tensor * op) {
     const int from = from_rows;
@@ -341,7 +350,7 @@ static bool supports(ggml_backend_dev_t device, const struct ggml_tensor * op) {
     }
 }
 static bool reads(ggml_backend_dev_t device, ggml_backend_buffer_type_t of) {
-    return (void)device, ggml_backend_buft_is_host(of);
+    return (void)device, ggml.is_host(of);
 }
 
 static const char * registry_name(ggml_backend_reg_t registry) { return (void)registry, label(); }
@@ -363,13 +372,16 @@ static void * address(ggml_backend_reg_t registry, const char * of) {
 
 // ---- what gemm.py calls
 
-EXPORT ggml_backend_reg_t llmcli_gemm(void);
+EXPORT ggml_backend_reg_t llmcli_gemm(const struct ggml_functions * functions);
+EXPORT const char * llmcli_gemm_ggml_version(void);
 EXPORT void llmcli_gemm_from(int rows);
 EXPORT int llmcli_gemm_product(
     int type, const void * weights, int64_t height, int64_t columns, const float * inputs, int64_t rows, int threads,
     float * out);
 
-ggml_backend_reg_t llmcli_gemm(void) {
+// Returns the registry of the backend, which calls these functions of ggml.
+ggml_backend_reg_t llmcli_gemm(const struct ggml_functions * functions) {
+    ggml = *functions;
     static struct ggml_backend_reg registry = {
         .api_version = GGML_BACKEND_API_VERSION,
         .iface = {
@@ -379,6 +391,9 @@ ggml_backend_reg_t llmcli_gemm(void) {
     return &registry;
 }
 
+// Returns the version of ggml whose structures this file uses.
+const char * llmcli_gemm_ggml_version(void) { return GGML_VERSION; }
+
 // Sets from how many rows of inputs products are computed here; ggml computes smaller ones. 0 leaves all to ggml.
 void llmcli_gemm_from(int rows) { from_rows = rows > 0 ? rows : NEVER; }
 
@@ -387,7 +402,8 @@ int llmcli_gemm_product(
     int type, const void * weights, int64_t height, int64_t columns, const float * inputs, int64_t rows, int threads,
     float * out
 ) {
-    const Weights of = {kind(type), weights, ggml_row_size(type, columns), columns, height};
+    const Kind of_type = kind(type);
+    const Weights of = {of_type, weights, columns / 32 * of_type.bytes, columns, height};
     Work work = {.threads = threads};
     const bool made = of.kind.row && product(&work, of, inputs, rows, out);
     free(work.inputs.data);

@@ -1,5 +1,5 @@
-"""llmcli's own matrix products of bfloat16 inputs with quantized weights (gemm.c), available if the
-build of llama.cpp contains them.
+"""llmcli's own matrix products of bfloat16 inputs with quantized weights (gemm.c), if they are
+installed.
 
 They need a CPU with AVX512_BF16, and are faster than ggml's products for prompts. Their rounding
 differs from that of single rows, which ggml computes. It is more exact than ggml's, which rounds
@@ -14,7 +14,7 @@ import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 from llmcli.runtime.binding.devices import free_gpu_bytes
 from llmcli.runtime.binding.library import ggml
+from quant.native import kernels
 
 Floats = NDArray[np.float32]
 GEMM_MODES = ("auto", "ggml")
@@ -60,7 +61,18 @@ def is_available() -> bool:
     with a GPU: ggml gives the GPU large products of weights in the CPU's buffers, but takes none
     from another device such as this one.
     """
-    return _functions() is not None and free_gpu_bytes() is None
+    return not unusable_reason()
+
+
+def unusable_reason() -> str:
+    """Return why llmcli's own products cannot be used on this machine; "" if they can."""
+    if _functions() is None:
+        opened = kernels.open_gemm()
+        if opened.library is None:
+            return opened.problem
+        needed = opened.library.llmcli_gemm_ggml_version().decode()
+        return f"they need ggml {needed}, and llama.cpp has {_ggml_version()}"
+    return "" if free_gpu_bytes() is None else "ggml uses the GPU"
 
 
 @contextmanager
@@ -84,29 +96,29 @@ def _apply() -> None:
     block uses it. It is not registered all the time, because a dry run would count its buffers
     twice: they are those of the CPU.
     """
-    library = _functions()
-    if library is None:
+    functions = _functions()
+    if functions is None:
         return
-    library.llmcli_gemm_from(_minimums[-1][0] if _minimums else 0)
+    functions.library.llmcli_gemm_from(_minimums[-1][0] if _minimums else 0)
     is_used = any(minimum for (minimum,) in _minimums)
-    register_or_unload = library.ggml_backend_register if is_used else library.ggml_backend_unload
-    register_or_unload(library.llmcli_gemm())
+    register_or_unload = ggml().ggml_backend_register if is_used else ggml().ggml_backend_unload
+    register_or_unload(functions.registry)
 
 
 def multiply(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:
     """Return the product of inputs with a quantized weight matrix. `kind`: the ggml type of the
-    weights. Return None when the type is not supported, or when the build does not contain llmcli's
-    own products.
+    weights. Return None when the type is not supported, or when llmcli's own products are not
+    installed.
 
     Shapes: blocks `[height, row_bytes]`, inputs `[rows, columns]`, result `[rows, height]`.
     """
-    library = _functions()
-    if library is None:
+    functions = _functions()
+    if functions is None:
         return None
     (height, _), (count, columns) = blocks.shape, inputs.shape
     blocks, inputs = np.ascontiguousarray(blocks), np.ascontiguousarray(inputs)
     out = np.empty((count, height), np.float32)
-    ok = library.llmcli_gemm_product(
+    ok = functions.library.llmcli_gemm_product(
         kind,
         blocks.ctypes.data,
         height,
@@ -119,19 +131,47 @@ def multiply(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int)
     return out if ok else None
 
 
+class _Functions(NamedTuple):
+    library: ctypes.CDLL  # the functions of gemm.c
+    registry: int  # address of the backend's registry, for ggml
+
+
+# the functions of ggml that gemm.c calls, in the order of `struct ggml_functions`
+GGML_FUNCTIONS = (
+    "ggml_is_contiguous",
+    "ggml_backend_buft_is_host",
+    "ggml_backend_cpu_buffer_type",
+    "ggml_backend_cpu_buffer_from_ptr",
+)
+
+
 @functools.cache
-def _functions() -> Any:
-    """Return libggml with the types of the gemm.c functions declared, or None if the build does not
-    contain them.
+def _functions() -> _Functions | None:
+    """Return the functions of gemm.c with their types declared, or None if they are not installed
+    or are for another version of ggml, whose structures may differ.
     """
-    library = ggml()
-    if not hasattr(library, "llmcli_gemm"):
+    library = kernels.open_gemm().library
+    if library is None:
         return None
     pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    library.llmcli_gemm.restype, library.llmcli_gemm.argtypes = pointer, []
+    library.llmcli_gemm_ggml_version.restype = ctypes.c_char_p
+    library.llmcli_gemm.restype, library.llmcli_gemm.argtypes = pointer, [pointer]
     library.llmcli_gemm_from.restype, library.llmcli_gemm_from.argtypes = None, [flag]
     library.llmcli_gemm_product.restype = flag
     library.llmcli_gemm_product.argtypes = [flag, pointer, size, size, pointer, size, flag, pointer]
-    for function in (library.ggml_backend_register, library.ggml_backend_unload):
+    if library.llmcli_gemm_ggml_version().decode() != _ggml_version():
+        return None
+    for function in (ggml().ggml_backend_register, ggml().ggml_backend_unload):
         function.restype, function.argtypes = None, [pointer]
-    return library
+    addresses = (ctypes.cast(getattr(ggml(), name), pointer).value for name in GGML_FUNCTIONS)
+    table = (pointer * len(GGML_FUNCTIONS))(*addresses)
+    return _Functions(library, library.llmcli_gemm(ctypes.addressof(table)))
+
+
+def _ggml_version() -> str:
+    """Return the version of the installed ggml; "unknown" for one that has no such function."""
+    function = getattr(ggml(), "ggml_version", None)
+    if function is None:
+        return "unknown"
+    function.restype = ctypes.c_char_p
+    return str(function().decode())

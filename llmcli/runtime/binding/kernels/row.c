@@ -1,6 +1,6 @@
 // One pass over a row of logits: the sum of its exponentials, for log-probabilities, and the maximum of each strand,
 // which narrows the search for the likeliest tokens. After a forward pass the row is not in the nearest caches, so a
-// second pass would fetch it again. scripts/build/llama.cmake builds it into libggml-base; row_scan.py calls it.
+// second pass would fetch it again. row_scan.py calls it.
 // Infinities and NaN are handled, so it must not be compiled with -ffast-math.
 //
 // A strand is one lane of PIECE consecutive vectors: PIECE logits that are LANES apart. Its maximum is computed in a

@@ -1,4 +1,4 @@
-"""llmcli's C functions that scan a row of logits (row.c), if the build of llama.cpp contains them.
+"""llmcli's C functions that scan a row of logits (row.c), if they are installed.
 A strand is a group of logits whose maximum the C code computes together.
 """
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quant.native import ggml
+from quant.native import kernels
 
 
 class RowScan(NamedTuple):
@@ -26,10 +26,9 @@ class RowScan(NamedTuple):
 
 @functools.cache
 def load_row_scan() -> RowScan | None:
-    """Return the C functions of the installed libggml-base. Return None if it does not contain
-    them.
-    """
-    return declare_functions(ggml.open_library())
+    """Return the C functions, or None if they are not installed."""
+    library = kernels.open_kernels().library
+    return None if library is None else declare_functions(library)
 
 
 def declare_functions(library: Any) -> RowScan | None:
@@ -63,8 +62,8 @@ class RowMaxima:
     A scan for log-probabilities fills the buffer in, and then the next token is drawn without
     scanning the row again. A flag says whether the buffer belongs to the row that is drawn from.
 
-    `scan`: the C functions, or None if the build does not contain them. Without them the buffer is
-    never filled in.
+    `scan`: the C functions, or None if they are not installed. Without them the buffer is never
+    filled in.
     """
 
     def __init__(self) -> None:

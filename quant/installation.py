@@ -1,0 +1,58 @@
+"""How this copy of llmcli was installed, and the commands that complete it.
+
+A checkout of the source has scripts/setup. A copy that was installed by pip, pipx or uv does not, so
+its users are told a command of their installer.
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+SETUP_SCRIPT = "scripts/setup"
+LLAMA_PACKAGE = "llama-cpp-python"
+
+
+def is_checkout() -> bool:
+    """Return whether this code runs from a checkout of the source, which has scripts/setup."""
+    return (Path(__file__).parents[1] / SETUP_SCRIPT).is_file()
+
+
+def installer() -> str:
+    """Return the command that installs packages into this Python's environment. uv makes
+    environments without pip.
+    """
+    python = shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip"):
+        return f"{python} -m pip install"
+    return f"uv pip install --python {python}"
+
+
+def llama_requirement() -> str:
+    """Return the requirement of llmcli for llama-cpp-python, such as "llama-cpp-python==0.3.36"."""
+    try:
+        requirements = importlib.metadata.requires("llmcli") or []
+    except importlib.metadata.PackageNotFoundError:
+        requirements = []
+    name = re.compile(rf"{LLAMA_PACKAGE}(?![\w.-])", re.IGNORECASE)
+    return next((text for text in requirements if name.match(text)), LLAMA_PACKAGE)
+
+
+def install_llama_command(cmake_args: str = "") -> str:
+    """Return the shell command that builds and installs llama.cpp for this machine, with these
+    options for CMake.
+    """
+    variable = f"CMAKE_ARGS={shlex.quote(cmake_args)} " if cmake_args else ""
+    if is_checkout():
+        return f"{variable}{SETUP_SCRIPT} --again"
+    options = f"--force-reinstall --no-cache-dir --no-deps --no-binary {LLAMA_PACKAGE}"
+    return f"{variable}{installer()} {options} {shlex.quote(llama_requirement())}"
+
+
+def install_kernels_advice() -> str:
+    """Return what to do to get the compiled C functions of llmcli, in words."""
+    again = f"run {SETUP_SCRIPT}" if is_checkout() else "install llmcli again from its source"
+    compilers = "Debian, Ubuntu: sudo apt install gcc; Fedora: sudo dnf install gcc"
+    return f"install a C compiler ({compilers}; macOS: xcode-select --install) and {again}"

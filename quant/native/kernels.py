@@ -1,0 +1,127 @@
+"""Our compiled C functions: which libraries of llmcli_kernels this CPU can use, and why some are
+missing.
+
+llmcli's wheel contains them for several levels of CPU, if a C compiler was there when it was built
+(scripts/build/wheel_hook.py). Without them, numpy and ggml do the same work more slowly.
+"""
+
+import ctypes
+import importlib.util
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+PACKAGE = "llmcli_kernels"
+REPORT_NAME = "built.json"  # which libraries could not be built, and why
+# The libraries, best first, each with the least result of llmcli_cpu_level (cpu_level.c). The
+# last two run on any CPU of their architecture.
+LEVELS = (
+    ("kernels-x86-64-v4", 4),
+    ("kernels-x86-64-v3", 3),
+    ("kernels-x86-64", 0),
+    ("kernels-generic", 0),
+)
+GEMM = ("gemm-avx512bf16", 5)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A library of C functions. `library` is None if there is none to use; then `problem` says why,
+    in the words of an error message. `name` is the best library for this CPU.
+    """
+
+    library: ctypes.CDLL | None
+    name: str
+    problem: str = ""
+
+
+@cache
+def open_kernels() -> Kernels:
+    """Open the library of functions for quantization and for rows of logits that is best for this
+    CPU.
+    """
+    level, base = _cpu_level()
+    if base is None:
+        return Kernels(None, base_name(), _missing_reason(base_name()))
+    suitable = [name for name, minimum in LEVELS if minimum <= level]
+    for name in suitable:
+        if path := _library_file(name):
+            opened = base if name == base_name() else _open(path)
+            if isinstance(opened, ctypes.CDLL):
+                problem = "" if name == suitable[0] else _missing_reason(suitable[0])
+                return Kernels(opened, name, problem)
+    raise AssertionError(suitable)  # the base library was opened above
+
+
+@cache
+def open_gemm() -> Kernels:
+    """Open the library of matrix products, which needs AVX512_BF16 and OpenMP."""
+    name, minimum = GEMM
+    level, base = _cpu_level()
+    if base is None:
+        return Kernels(None, name, _missing_reason(base_name()))
+    if level < minimum:
+        return Kernels(None, name, "this processor has no AVX512_BF16")
+    path = _library_file(name)
+    if path is None:
+        return Kernels(None, name, _missing_reason(name))
+    opened = _open(path)
+    if isinstance(opened, ctypes.CDLL):
+        return Kernels(opened, name)
+    return Kernels(None, name, f"{name} does not load: {opened}")
+
+
+def base_name() -> str:
+    """Return the name of the library for any CPU of this architecture."""
+    names = [name for name, minimum in LEVELS if minimum == 0]
+    return next((name for name in names if _library_file(name)), names[0])
+
+
+@cache
+def _cpu_level() -> tuple[int, ctypes.CDLL | None]:
+    """Return the level of this CPU and the library for any CPU, or 0 and None without the library."""
+    path = _library_file(base_name())
+    opened = _open(path) if path else None
+    if not isinstance(opened, ctypes.CDLL):
+        return 0, None
+    return int(opened.llmcli_cpu_level()), opened
+
+
+def _open(path: Path) -> ctypes.CDLL | str:
+    """Open a library. Return the reason as a text if it does not load."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        return str(error)
+
+
+def _folder() -> Path | None:
+    """Return the folder of the libraries, or None if it is not installed."""
+    spec = importlib.util.find_spec(PACKAGE)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _library_file(name: str) -> Path | None:
+    """Return the path of a library, or None if it is not there."""
+    folder = _folder()
+    if folder is None:
+        return None
+    paths = [folder / f"{name}{suffix}" for suffix in (".so", ".dylib")]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _missing_reason(name: str) -> str:
+    """Return why a library cannot be used, from the report of the build."""
+    folder = _folder()
+    if folder is None:
+        return f"the package {PACKAGE} is not installed"
+    if path := _library_file(name):
+        return f"{name} does not load: {_open(path)}"
+    try:
+        report = json.loads((folder / REPORT_NAME).read_text())
+    except (OSError, ValueError):
+        report = {}
+    failed = report.get("failed", {}) if isinstance(report, dict) else {}
+    reason = failed.get(name) or "this wheel was built without it"
+    return f"{name} was not built: {reason}"
