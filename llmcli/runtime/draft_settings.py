@@ -153,6 +153,7 @@ def draft_context_options(context: ContextOptions) -> ContextOptions:
         context.n_threads_batch,
         flash_attn=context.flash_attn,
         n_outputs=PASS_ROWS[0],
+        gemm_min_rows=context.gemm_min_rows,
     )
 
 

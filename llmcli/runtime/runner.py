@@ -487,9 +487,8 @@ def context_options(
     ctx_size and threads. `slots`: the number of sequences. `placement`: that of the model.
     """
     assert options.ctx_size and options.threads, options
-    outputs = max(
-        drafting.max_outputs(options, uses_gpu(placement)), options.scoring_outputs + slots
-    )
+    draft_rows = drafting.max_outputs(options, uses_gpu(placement))
+    outputs = max(draft_rows, options.scoring_outputs + slots)
     rows = (
         min(options.max_rows, prefill_context.DECODE_UBATCH_ROWS)
         if options.prefill_cells
@@ -508,6 +507,7 @@ def context_options(
         n_outputs=outputs,
         swa_full=options.reproducible,
         can_append=options.prefill_cells > 0,
+        gemm_min_rows=gemm.choose_min_rows(options.gemm, slots, draft_rows > 1),
     )
 
 
@@ -547,9 +547,6 @@ def open_runner(
         # and its cells would no longer be in the order of its tokens.
         if slots > 1:
             drafting = NO_DRAFTING
-    gemm_min_rows = gemm.choose_min_rows(
-        options.gemm, slots, drafting.max_outputs(options, uses_gpu(placement)) > 1
-    )
     context_settings = context_options(options, slots, drafting, placement)
     opened = (
         reproducible.open_reproducible(header, context_settings)
@@ -557,7 +554,6 @@ def open_runner(
         else _open_model(header, context_settings, placement)
     )
     with ExitStack() as stack:
-        stack.enter_context(gemm.enabled(gemm_min_rows))
         model, context = stack.enter_context(opened)
         if not context.memory:
             if needs_text or model.is_diffusion:

@@ -16,6 +16,7 @@ Most of that error comes from ggml, which rounds inputs to 8 bits
 import argparse
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,17 +62,16 @@ def compare(path: Path, count: int, args: argparse.Namespace) -> None:
         flash_attn="on",
         n_outputs=max(answers, 1),
     )
-    min_rows = (gemm.MIN_ANSWER_ROWS, 0)
-    with gemm.enabled(min_rows[0]), open_model(path, ON_HOST) as model:
-        with open_context(model, options) as ours, open_context(model, options) as theirs:
+    own_options = replace(options, gemm_min_rows=gemm.MIN_ANSWER_ROWS)
+    with open_model(path, ON_HOST) as model:
+        with open_context(model, own_options) as ours, open_context(model, options) as theirs:
             seconds_of: tuple[list[float], list[float]] = [], []
             logits = [np.empty(0), np.empty(0)]
             for round_number in range(args.rounds + 1):
-                for index, (rows, context) in enumerate(zip(min_rows, (ours, theirs), strict=True)):
-                    with gemm.enabled(rows):
-                        seconds, logits[index] = timed_pass(
-                            context, count, answers, args.behind, model.n_vocab
-                        )
+                for index, context in enumerate((ours, theirs)):
+                    seconds, logits[index] = timed_pass(
+                        context, count, answers, args.behind, model.n_vocab
+                    )
                     if round_number:
                         seconds_of[index].append(seconds)
     ratios = [other / one for one, other in zip(*seconds_of, strict=True)]

@@ -25,7 +25,6 @@ from llmcli.planning.memory_plan import DeviceMemory, open_memory_planner
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context import Aborted, Context
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
@@ -199,7 +198,6 @@ def compare_tests(
 def _models(
     pairs: Sequence[tuple[ModelTest, ModelTest]], stack: ExitStack
 ) -> dict[tuple[Path, ModelPlacement], Model]:
-    stack.enter_context(gemm.enabled(gemm.MIN_PROMPT_ROWS))
     wanted = dict.fromkeys(side.weights_key for pair in pairs for side in pair)
     return {key: stack.enter_context(open_model(*key)) for key in wanted}
 

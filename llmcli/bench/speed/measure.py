@@ -138,7 +138,7 @@ def open_model_under_test(
     path: Path, placement: ModelPlacement
 ) -> Iterator[tuple[Model, ModelUnderTest]]:
     """Load a model for a measurement. Yields the model and facts about it."""
-    with gemm.enabled(gemm.MIN_PROMPT_ROWS), open_model(path, placement) as model:
+    with open_model(path, placement) as model:
         reading_pace = measure_pace(lambda text: model.tokenize(text, special=False))
         yield (
             model,
@@ -201,6 +201,7 @@ def build_context_options(test: SpeedTest, n_ctx: int | None = None) -> ContextO
         test.type_v,
         test.flash_attn,
         unified=test.n_parallel == 1,
+        gemm_min_rows=gemm.choose_min_rows("auto", test.n_parallel, has_drafts=False),
     )
 
 
@@ -211,9 +212,7 @@ def open_trial(
     """Open a test with its own context. Ctrl-C ends the running forward pass and raises
     KeyboardInterrupt.
     """
-    gemm_rows = gemm.choose_min_rows("auto", test.n_parallel, has_drafts=False)
     with (
-        gemm.enabled(gemm_rows),
         open_context(model, build_context_options(test)) as context,
         interruptible(context),
     ):

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
 from llmcli.runtime.binding.kv_state import sequence_state
 from llmcli.runtime.binding.kv_state.positions import (
@@ -83,6 +84,8 @@ class Context:
             model.is_recurrent,
         )
         self._model = model
+        self.gemm_min_rows = options.gemm_min_rows
+        self._begin_pass = gemm.pass_setter(self.gemm_min_rows)
         self.has_complete_states = not (options.swa_full and model.n_swa)
         self._decide_shift = decide_shift
         # When a batch has several micro-batches, llama.cpp drops old cells of a window for the last
@@ -147,6 +150,8 @@ class Context:
         batch adds to each sequence. Raises like `decode`.
         """
         self._positions.check(added)
+        if self._begin_pass:
+            self._begin_pass()
         code = lib().llama_decode(self.pointer, batch.struct)
         # not reset earlier, because Ctrl-C may have come while the batch was filled
         self.stop.reset()
@@ -297,6 +302,8 @@ class Context:
         library.llama_memory_seq_rm(self.memory, sequence, new_length - 1, -1)
         self._batch.fill(BatchRows([last], [new_length - 1], [sequence], [False]))
         reset_log()
+        if self._begin_pass:
+            self._begin_pass()
         library.llama_set_abort_callback(self.pointer, *abort_callback(UNSET_FLAG))
         code = library.llama_decode(self.pointer, self._batch.struct)
         library.llama_synchronize(self.pointer)

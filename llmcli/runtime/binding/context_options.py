@@ -17,6 +17,8 @@ class ContextOptions:
     - `swa_full`: layers with a sliding window keep every cell, in order, and no work is offloaded
       to a GPU. The reproducible mode sets it.
     - `can_append`: cells that another context computed can be appended to a sequence.
+    - `gemm_min_rows`: llmcli's own matrix products compute passes with at least this many rows, if
+      they are available (kernels/gemm.py); 0 for no pass.
     """
 
     n_ctx: int
@@ -32,6 +34,7 @@ class ContextOptions:
     n_outputs: int = 1
     swa_full: bool = False
     can_append: bool = False
+    gemm_min_rows: int = 0
 
     @property
     def n_sequences(self) -> int:

@@ -11,7 +11,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class DryRun:
 
         Raises UserError when llama.cpp refuses the options.
         """
+        # llmcli's own products have no buffers, but would be counted with those of the CPU
+        options = replace(options, gemm_min_rows=0)
         with open_context(self._model, options) as context:
             output = (
                 4 * context.n_vocab * context.n_outputs

@@ -9,6 +9,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.rows.batch import StopFlag, abort_callback, reserved_outputs
@@ -52,7 +53,7 @@ def open_context(
     params.abort_callback, params.abort_callback_data = abort_callback(stop.flag)
     reset_log()
     interrupted = threading.Event()
-    with on_interrupt(interrupted.set):
+    with gemm.registered(options.gemm_min_rows), on_interrupt(interrupted.set):
         pointer = library.llama_init_from_model(model.pointer, params)
     if interrupted.is_set():
         if pointer:

@@ -20,6 +20,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.kv_state.positions import Positions, batch_spans, min_max
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown, read_memory_breakdown
@@ -40,6 +41,7 @@ class PooledOptions:
     - `max_texts`: maximum number of texts that are read together.
     - `max_vector_rows`: maximum tokens of a pass that gives vectors. llama.cpp reserves a row of
       output for each of them.
+    - `gemm_min_rows`: as in ContextOptions.
     - `pooling`: "mean", "cls", "last" or "rank"; "none" gives a vector for each token.
     """
 
@@ -53,6 +55,7 @@ class PooledOptions:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"
+    gemm_min_rows: int = 0
 
 
 def is_causal(model: Model, context: Context) -> bool:
@@ -92,6 +95,7 @@ class PooledContext:
         self._batch, self._positions = Batch(options.pass_tokens), Positions(options.max_texts)
         self._encodes = library.llama_model_has_encoder(model.pointer)
         self._cached_tokens = 0
+        self._begin_pass = gemm.pass_setter(options.gemm_min_rows)
 
     def clear(self) -> None:
         """Drop all texts from the cache. This must be done before the first tokens of new texts."""
@@ -167,6 +171,8 @@ class PooledContext:
         library = lib()
         library.llama_set_embeddings(self._pointer, vectors)
         reset_log()
+        if self._begin_pass:
+            self._begin_pass()
         forward = library.llama_encode if self._encodes else library.llama_decode
         code = forward(self._pointer, self._batch.struct)
         if code:

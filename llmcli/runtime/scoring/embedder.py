@@ -90,6 +90,7 @@ class Embedder:
         Raises UserError under the conditions of `resolve_pooling`.
         """
         self._model, self._options = model, options
+        self._gemm_min_rows = context.gemm_min_rows
         self.vector_size, self.n_vocab = model.n_embd, model.n_vocab
         self.is_causal = is_causal(model, context)
         self.pooling = resolve_pooling(header, self.is_causal, wanted_pooling)
@@ -256,6 +257,7 @@ class Embedder:
             options.cache_type_k,
             options.cache_type_v,
             options.flash_attn,
+            self._gemm_min_rows,
         )
 
 

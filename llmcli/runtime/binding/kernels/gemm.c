@@ -280,7 +280,7 @@ static bool product(Work * work, Weights of, const float * inputs, int64_t rows,
 static struct ggml_functions ggml;
 static int64_t row_count(const struct ggml_tensor * tensor) { return tensor->ne[1] * tensor->ne[2] * tensor->ne[3]; }
 
-static atomic_int from_rows = NEVER;
+static _Thread_local int from_rows = NEVER;  // of the pass that this thread computes next
 
 static const char * label(void) { return "BF16"; }
 static const char * name(ggml_backend_t backend) { return (void)backend, label(); }
@@ -394,7 +394,8 @@ ggml_backend_reg_t llmcli_gemm(const struct ggml_functions * functions) {
 // Returns the version of ggml whose structures this file uses.
 const char * llmcli_gemm_ggml_version(void) { return GGML_VERSION; }
 
-// Sets from how many rows of inputs products are computed here; ggml computes smaller ones. 0 leaves all to ggml.
+// Sets from how many rows of inputs this thread's passes compute products here; ggml computes smaller ones. 0 leaves
+// all to ggml.
 void llmcli_gemm_from(int rows) { from_rows = rows > 0 ? rows : NEVER; }
 
 // Computes one product; returns 1, or 0 if the type is not supported or memory is out.

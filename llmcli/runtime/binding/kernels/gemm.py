@@ -6,13 +6,15 @@ differs from that of single rows, which ggml computes. It is more exact than ggm
 inputs to 8 bits. ggml still computes k-quants, floats, weights that it has repacked, and everything
 on a machine with a GPU.
 
-The setting applies to the whole process: ggml asks a device whether it computes a product, and the
-device does not know for which context.
+A context uses them if it was created while they were registered with ggml (`registered`). From
+how many rows of inputs is set before each of its passes (`pass_setter`): ggml asks, on the thread
+of the pass, whether they compute a product, but not for which context.
 """
 
 import ctypes
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -33,9 +35,8 @@ MIN_PROMPT_ROWS = 64
 # minimum rows of inputs for several answers at once; gemm.c has a higher minimum for some types
 MIN_ANSWER_ROWS = 2
 
-# the minimum rows of each open `enabled` block, innermost last, each in a list of one element so
-# that blocks are compared by identity
-_minimums: list[list[int]] = []
+# held while a context is created, because ggml's registry belongs to the whole process
+_creation_lock = threading.Lock()
 
 
 def check_mode(mode: str) -> None:
@@ -76,33 +77,38 @@ def unusable_reason() -> str:
 
 
 @contextmanager
-def enabled(min_rows: int) -> Iterator[None]:
-    """Use llmcli's own products for at least `min_rows` rows of inputs inside the block; 0 leaves
-    all products to ggml. In nested blocks the innermost setting applies. Contexts must be created
-    inside the block.
+def registered(min_rows: int) -> Iterator[None]:
+    """Let a context that is created inside the block use llmcli's own products for at least
+    `min_rows` rows of inputs; 0 leaves all products to ggml. Contexts are created one at a time.
+
+    llmcli's device is not registered outside, because other contexts would use it, and a dry run
+    would count its buffers twice: they are those of the CPU.
     """
-    minimum = [min_rows if min_rows and is_available() else 0]
-    _minimums.append(minimum)
-    _apply()
-    try:
-        yield
-    finally:
-        _minimums[:] = [other for other in _minimums if other is not minimum]
-        _apply()
+    begin_pass = pass_setter(min_rows)
+    with _creation_lock:
+        if begin_pass is None:
+            yield
+            return
+        functions = _functions()
+        assert functions is not None  # because there is a pass_setter
+        begin_pass()  # llama.cpp builds the graphs of the largest passes
+        ggml().ggml_backend_register(functions.registry)
+        try:
+            yield
+        finally:
+            ggml().ggml_backend_unload(functions.registry)
 
 
-def _apply() -> None:
-    """Apply the setting of the innermost block, and register llmcli's device with ggml while a
-    block uses it. It is not registered all the time, because a dry run would count its buffers
-    twice: they are those of the CPU.
+def pass_setter(min_rows: int) -> Callable[[], None] | None:
+    """Return the function to call before each pass of a context that was created with `min_rows`
+    (see `registered`), on the thread of the pass. Return None if the context does not use llmcli's
+    own products.
     """
+    if not min_rows or not is_available():
+        return None
     functions = _functions()
-    if functions is None:
-        return
-    functions.library.llmcli_gemm_from(_minimums[-1][0] if _minimums else 0)
-    is_used = any(minimum for (minimum,) in _minimums)
-    register_or_unload = ggml().ggml_backend_register if is_used else ggml().ggml_backend_unload
-    register_or_unload(functions.registry)
+    assert functions is not None  # because is_available()
+    return functools.partial(functions.library.llmcli_gemm_from, min_rows)
 
 
 def multiply(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:

@@ -2,6 +2,8 @@
 are more exact than ggml's.
 """
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,14 +127,18 @@ def decoded_model(f32_model: Path, q8_0_model: Path) -> Path:
 
 def logits(path: Path, min_rows: int, passes: tuple[int, ...] = (PROMPT,)) -> F32:
     """Return the logits of all tokens of a prompt, which is computed in passes of `passes` tokens
-    each. `min_rows`: the setting of `gemm.enabled`.
+    each. `min_rows`: `gemm_min_rows` of the context.
     """
     tokens, start, found = [(7 + 31 * i) % 300 for i in range(sum(passes))], 0, []
     options = ContextOptions(
-        256, n_outputs=max(passes), n_threads=2, n_threads_batch=2, flash_attn="on"
+        256,
+        n_outputs=max(passes),
+        n_threads=2,
+        n_threads_batch=2,
+        flash_attn="on",
+        gemm_min_rows=min_rows,
     )
     with (
-        gemm.enabled(min_rows),
         open_model(path, ON_HOST) as model,
         open_context(model, options) as context,
     ):
@@ -170,14 +176,24 @@ def test_passes_with_fewer_rows_are_computed_by_ggml(q8_0_model: Path) -> None:
 
 
 @pytest.mark.usefixtures("needs_own_products")
-def test_the_innermost_setting_applies_and_ends_with_its_block(q8_0_model: Path) -> None:
-    ggml_logits = logits(q8_0_model, 0)
-    with gemm.enabled(4):
-        with gemm.enabled(0):
-            assert np.array_equal(logits(q8_0_model, 0), ggml_logits)
-        own_logits = logits(q8_0_model, 4)
-    assert not np.array_equal(own_logits, ggml_logits)
-    assert np.array_equal(logits(q8_0_model, 0), ggml_logits)
+def test_each_context_has_its_own_setting(q8_0_model: Path) -> None:
+    """Three contexts of one model are open at the same time and compute in turn."""
+    minimums = 4, 0, UNREACHED_ROWS
+    expected = [logits(q8_0_model, min_rows) for min_rows in minimums]
+    assert not np.array_equal(expected[0], expected[1])
+    options = ContextOptions(256, n_outputs=PROMPT, n_threads=2, n_threads_batch=2, flash_attn="on")
+    tokens = [(7 + 31 * i) % 300 for i in range(PROMPT)]
+    batch = BatchRows(tokens, range(PROMPT), [0] * PROMPT, [True] * PROMPT)
+    with open_model(q8_0_model, ON_HOST) as model, ExitStack() as stack:
+        contexts = [
+            stack.enter_context(open_context(model, replace(options, gemm_min_rows=min_rows)))
+            for min_rows in minimums
+        ]
+        for _ in range(2):
+            for context, wanted in zip(contexts, expected, strict=True):
+                context.clear()
+                rows = context.decode(batch)
+                assert np.array_equal(np.stack([row.logits for row in rows]), wanted)
 
 
 @pytest.mark.usefixtures("needs_own_products")
