@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import threading
 import types
 from collections import deque
 from pathlib import Path
@@ -18,7 +19,17 @@ from llmcli.errors import UserError
 
 LOG_ERROR = 4  # enum ggml_log_level
 
-_error_lines: deque[str] = deque(maxlen=200)
+
+class _ErrorLines(threading.local):
+    """The last error lines that llama.cpp logged on this thread. It logs the reason why a call
+    failed on the thread of the call, so calls on other threads have no influence on it.
+    """
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=200)
+
+
+_errors = _ErrorLines()
 # callbacks that C has pointers to; freeing one would cause a segmentation fault
 _callbacks: list[Any] = []
 
@@ -63,20 +74,20 @@ def load_alone() -> None:
 
 
 def last_log_lines(count: int = 4) -> str:
-    """Return the last `count` error lines of llama.cpp, joined to one line with the newest last.
-    Empty when there are none.
+    """Return the last `count` error lines of llama.cpp on this thread, joined to one line with the
+    newest last. Empty when there are none.
     """
-    return "; ".join(list(_error_lines)[-count:])
+    return "; ".join(list(_errors.lines)[-count:])
 
 
 def reset_log() -> None:
-    """Clear the collected error lines. This is done before a call of llama.cpp whose errors
-    `last_log_lines` shall return.
+    """Clear the collected error lines of this thread. This is done before a call of llama.cpp whose
+    errors `last_log_lines` shall return.
 
     The log callback is also set again, because it belongs to the whole process and other code may
     have replaced it.
     """
-    _error_lines.clear()
+    _errors.lines.clear()
     lib().llama_log_set(_callbacks[-1], None)
 
 
@@ -114,4 +125,4 @@ def _collect_error(level: int, text: bytes, _data: object) -> None:
         line = text.decode("utf-8", "replace").strip()
         # "llama_model_load: error loading model: …": drop the function's name.
         head, colon, tail = line.partition(": ")
-        _error_lines.append(tail if colon and " " not in head else line)
+        _errors.lines.append(tail if colon and " " not in head else line)
