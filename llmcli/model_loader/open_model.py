@@ -21,6 +21,7 @@ from llmcli.model_loader.template_option import read_template_option
 from llmcli.planning import resolve_options, tuned_profile
 from llmcli.planning.admission import check_memory
 from llmcli.planning.run_plan import RunPlan
+from llmcli.planning.state_budget import state_budget
 from llmcli.runtime import reproducible
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 from llmcli.runtime.compute_thread import open_on_compute_thread
@@ -159,6 +160,8 @@ class ModelSwitcher:
             if self.on_other_thread
             else stack.enter_context(opening)
         )
+        schedule = replace(runner.engine.schedule, host_bytes=state_budget(header))
+        runner.engine.schedule = schedule
         self._print_notes(plan, runner)
         file_bytes = sum(file.stat().st_size for file in runner.header.files)
         return OpenedModel(

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError, UserError
-from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.model_loader.run_flags import RunFlags
+    from llmcli.runtime.engine.schedule import Schedule
     from llmcli.runtime.runner import Runner
     from llmcli.runtime.sampling import Sampling
     from llmcli.ui import UI
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 DEFAULT_PARALLEL = 4  # answers at once by default, as in llama-server
 # longest time in seconds by which the prompt of a request may delay another request's next token
 MAX_GAP_SECONDS = 0.5
-# Cells that finished answers may keep in the cache while other answers run. Their other cells are
-# offloaded to host memory.
-IDLE_CELLS = 0
-# On a CPU, prompts of at least this many tokens are computed in turns with the running answers,
-# whose cells are offloaded during the prompt's passes.
-DECODE_OFFLOAD_ROWS = 64
 # Options for a person at a terminal, which serve and batch refuse: the name of the field of
 # RunFlags, the flag, and a hint.
 PERSONAL_FLAGS = {
@@ -75,12 +69,7 @@ def open_server_model(
     options that do not apply to a server.
     """
     from llmcli.api import tool_calls
-    from llmcli.hardware.host import available_memory
     from llmcli.model_loader.open_model import ModelSwitcher
-    from llmcli.planning import resolve_options
-    from llmcli.runtime.binding.devices import free_gpu_bytes
-    from llmcli.runtime.engine.prefill_context import MIN_ROWS
-    from llmcli.runtime.engine.schedule import Schedule
     from llmcli.runtime.sampling import default_sampling
 
     refuse_personal_flags(run_flags)
@@ -105,21 +94,8 @@ def open_server_model(
                 "this build of llama.cpp stores its KV cache in an unknown format:"
                 " prompts are computed without flash attention"
             )
-        swap_bytes = resolve_options.offload_bytes(available_memory())
-        if swap_bytes < resolve_options.OFFLOAD_BYTES:
-            ui.note(
-                f"answers that wait for free cells may keep {format_size(swap_bytes)} in memory "
-                f"instead of {format_size(resolve_options.OFFLOAD_BYTES)}, a quarter of what is "
-                "free; a smaller -c or -np frees more"
-            )
-        opened_model.runner.engine.schedule = Schedule(
-            parallel,
-            max_gap_seconds=max_gap_seconds,
-            share_prefixes=not is_private,
-            max_idle_cells=IDLE_CELLS,
-            swap_bytes=swap_bytes,
-            min_offload_rows=DECODE_OFFLOAD_ROWS if free_gpu_bytes() is None else None,
-            min_prefill_rows=MIN_ROWS if has_prefill_context else None,
+        opened_model.runner.engine.schedule = _make_schedule(
+            runner, parallel, max_gap_seconds, share_prefixes=not is_private
         )
         sampling = (
             default_sampling().with_values(opened_model.settings).with_values(run_flags.settings)
@@ -128,6 +104,31 @@ def open_server_model(
         yield ServerModel(
             opened_model.name, opened_model.runner, system, sampling, opened_model.settings
         )
+
+
+def _make_schedule(
+    runner: "Runner", parallel: int, max_gap_seconds: float | None, share_prefixes: bool
+) -> "Schedule":
+    """Return the limits for passes and queues of an engine that generates `parallel` answers at
+    once. Only on a CPU do cells of other answers slow a pass down so much that they may be copied
+    to host memory while the pool has room.
+    """
+    from llmcli.planning.state_budget import state_budget
+    from llmcli.runtime.binding.devices import free_gpu_bytes
+    from llmcli.runtime.engine.forward_pass import TILE_ROWS
+    from llmcli.runtime.engine.prefill_context import MIN_ROWS
+    from llmcli.runtime.engine.schedule import Schedule
+
+    is_on_cpu = runner.options.gpu_layers == "0" or free_gpu_bytes() is None
+    return Schedule(
+        parallel,
+        max_gap_seconds=max_gap_seconds,
+        share_prefixes=share_prefixes,
+        host_bytes=state_budget(runner.header),
+        idle_offload="measured" if is_on_cpu else "room",
+        min_offload_rows=TILE_ROWS if is_on_cpu else None,
+        min_prefill_rows=MIN_ROWS if runner.engine.prefill_reader is not None else None,
+    )
 
 
 def _set_reasoning(runner: "Runner", mode: str) -> None:

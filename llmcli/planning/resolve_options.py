@@ -18,7 +18,6 @@ from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
-from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
@@ -29,7 +28,6 @@ DEFAULT_MAX_CTX = 8192  # maximum context size if the user sets none
 # its cells slow down the others.
 CHAT_SEQUENCES = 4
 SCORING_BYTES = 40 << 20  # maximum bytes of logits in a pass for prompts that are scored
-OFFLOAD_BYTES = Schedule().swap_bytes
 RESERVED_BYTES = 256 << 20  # memory that stays free for compute buffers and other programs
 MAX_PLAIN_ANSWERS = 8  # with more parallel answers, flash attention stays on
 # If K and V of a token take fewer bytes, attention takes hardly any time, and is not measured.
@@ -287,17 +285,6 @@ def scoring_outputs(header: ModelHeader) -> int:
     """
     tile = 4 * _vocabulary_size(header) * TILE_ROWS
     return min(2, SCORING_BYTES // tile) * TILE_ROWS if tile else 0
-
-
-def offload_bytes(free_bytes: int | None) -> int:
-    """Return the maximum number of bytes of host memory for offloaded KV cells: those of running
-    answers that were moved out of the full pool of cells. `free_bytes`: free host memory; None if
-    unknown.
-
-    The result is at most a quarter of `free_bytes`, because the offloaded cells of finished answers
-    may take as much again.
-    """
-    return OFFLOAD_BYTES if free_bytes is None else min(OFFLOAD_BYTES, max(0, free_bytes) // 4)
 
 
 def validate_options(options: RunOptions) -> None:

@@ -57,6 +57,7 @@ from llmcli.types import Event, Message
 from quant.model_file import load_checks, model_header, read_header
 
 MAX_TAG_TOKENS = 16  # maximum number of tokens of a thinking tag at the end of a prompt
+STATE_CELL_BYTES = 12  # of each cell in a saved state: position, number of owners, owner
 NAMED_TEMPLATE_KEY = "tokenizer.chat_template."
 
 
@@ -169,6 +170,9 @@ class Runner:
         self.file_stamp = file_stamp(parts.header.files)
         self.native_grammars = NativeGrammars(model)
         self.grammars = GrammarCompiler(model, self.native_grammars.compile)
+        self._shape = kv_size.read_shape(parts.header.metadata)
+        if self._shape and parts.options.reproducible:
+            self._shape = kv_size.without_windows(self._shape)
         self.engine = Engine(
             context,
             model,
@@ -179,10 +183,8 @@ class Runner:
             exact_rows=context.n_batch
             if parts.options.reproducible
             else max(1, parts.speculation.exact_rows if parts.speculation else 1),
+            token_bytes=self._predict_token_bytes(),
         )
-        self._shape = kv_size.read_shape(parts.header.metadata)
-        if self._shape and parts.options.reproducible:
-            self._shape = kv_size.without_windows(self._shape)
         # The sizes are read only once: they never change, and each query leaks a few bytes in
         # llama.cpp.
         breakdown = context.memory_breakdown()
@@ -458,6 +460,11 @@ class Runner:
             self._compute_bytes,
             self.context.output_bytes,
         )
+
+    def _predict_token_bytes(self) -> int:
+        """Return the bytes of a token in a saved state, or 0 when they cannot be predicted."""
+        cache = self.predict_cache(self.options.cache_type_k, self.options.cache_type_v)
+        return cache.bytes_per_token + STATE_CELL_BYTES if cache else 0
 
     def predict_cache(
         self, type_k: str, type_v: str, n_ctx: int | None = None

@@ -1,7 +1,7 @@
 """Run many random requests in an engine with a small KV pool, and check the cells after each step.
 
 usage: .venv/bin/python scripts/load/storm.py MODEL.gguf [--requests 300] [--cells 512]
-       [--slots 8] [--running 6] [--seed 0] [--threads 1] [--swap BYTES] [--alike]
+       [--slots 8] [--running 6] [--seed 0] [--threads 1] [--host-bytes BYTES] [--alike]
 
 Some prompts share beginnings; priorities and clients differ. Some requests are cancelled or
 dropped, and some use beam search. After each step, the ledger's cell count must equal llama.cpp's.
@@ -89,7 +89,7 @@ def main() -> None:
         ("running", 6),
         ("seed", 0),
         ("threads", 1),
-        ("swap", 1 << 28),
+        ("host-bytes", 1 << 29),
     ):
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
@@ -98,15 +98,15 @@ def main() -> None:
     options = reproducible.with_required_options(options) if args.alike else options
     with open_runner(args.model, options, slots=args.slots) as runner:
         all_requests = requests(runner, args, rng)
-        idle = rng.choice((None, args.cells // 8))
+        idle = rng.choice(("room", "measured", "always"))
         runner.engine.schedule = Schedule(
             max_running=args.running,
             max_gap_seconds=0.1,
-            swap_bytes=args.swap,
-            max_idle_cells=idle,
+            host_bytes=args.host_bytes,
+            idle_offload=idle,
         )
         print(
-            f"seed {args.seed}: {args.requests} requests, {runner.n_ctx} cells, idle at most {idle}",
+            f"seed {args.seed}: {args.requests} requests, {runner.n_ctx} cells, finished answers leave them: {idle}",
             flush=True,
         )
         began, end_chance = time.perf_counter(), 0.0 if args.alike else 0.002

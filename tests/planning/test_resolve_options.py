@@ -10,7 +10,6 @@ from llmcli.hardware import host
 from llmcli.planning import flash_attention_probe, resolve_options
 from llmcli.planning.attention_stub import HeadShape
 from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
-from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
 from tests.fixtures.fakes import fake_header
 
@@ -150,17 +149,6 @@ def test_chat_has_several_sequences_only_if_they_can_share_cells(
     # a recurrent model, or one whose cache cannot be predicted
     monkeypatch.setattr(resolve_options.kv_size, "read_shape", lambda metadata: None)
     assert resolve_options.spare_sequences(fake_header(), RunOptions(ctx_size=ctx_size)) == 1
-
-
-def test_offloaded_cells_take_at_most_a_quarter_of_the_free_memory():
-    assert (
-        resolve_options.offload_bytes(None)
-        == resolve_options.offload_bytes(1 << 40)
-        == Schedule().swap_bytes
-    )
-    # finished answers may take as much again
-    assert resolve_options.offload_bytes(100 << 20) == 25 << 20
-    assert resolve_options.offload_bytes(-1) == 0
 
 
 def flash(monkeypatch, memory: int | None = 1 << 34, layers: int = 0, **options) -> str:

@@ -111,9 +111,9 @@ def offload_bytes(predicted: "MemoryPlan", slots: int) -> int:
 
     `slots`: the number of parallel answers; with one slot nothing is offloaded.
     """
-    from llmcli.planning import resolve_options
+    from llmcli.runtime.kv_cache.host_budget import HostMemory, host_budget
 
-    return 2 * resolve_options.offload_bytes(predicted.devices[0].free_after) if slots > 1 else 0
+    return host_budget(HostMemory(predicted.devices[0].free_after)) if slots > 1 else 0
 
 
 def prefill_context_bytes(

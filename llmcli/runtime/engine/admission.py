@@ -51,9 +51,8 @@ class Admission:
             if first is None:
                 return
             if self._admit(first):
-                max_idle_cells = state.schedule.max_idle_cells
-                if max_idle_cells is not None and ledger.keeps_idle:
-                    self.idle_offload.offload_idle(max_idle_cells)
+                if self._must_clear_pool(first):
+                    self.idle_offload.clear_pool()
                 continue
             tried_ids.add(first.id)
             is_starving = state.n_passes - first.preemption.waiting_since > STARVATION_PASSES
@@ -74,6 +73,16 @@ class Admission:
         sample.accounting.prompt_seconds = first.accounting.prompt_seconds
         self.state.run(sample)
         return True
+
+    def _must_clear_pool(self, admitted: Sequence) -> bool:
+        """Return whether finished answers leave the pool before the passes of a sequence that was
+        just admitted.
+        """
+        mode = self.state.schedule.idle_offload
+        if mode == "measured":
+            rows = len(admitted.tokens) - admitted.n_computed
+            return self.idle_offload.slows_down(rows, admitted.request.max_tokens)
+        return mode == "always"
 
     def _sharing_scope(self, sequence: Sequence) -> str:
         """Return the scope of a sequence, within which cached cells are shared: its client, or the
@@ -113,15 +122,16 @@ class Admission:
         """Admit a waiting sequence. Return False when slots or cells are missing."""
         if self.ledger.n_idle < sequence.strategy.slots or self._must_run_alone(sequence):
             return False
-        slot = sequence.request.slot
-        if self._names_slot(sequence) and slot is not None:
-            if self.ledger.is_busy(slot):
-                return False
+        slot = sequence.request.slot if self._names_slot(sequence) else None
+        if slot is not None and self.ledger.is_busy(slot):
+            return False
+        # before a state is restored, which would be in vain for a sequence that must wait
+        if not self._fits(sequence):
+            return False
+        if slot is not None:
             self.idle_offload.restore_slot(slot)
         elif not sequence.preemption.state and not sequence.request.score_prompt:
             self.idle_offload.restore_prefix(sequence.tokens, self._sharing_scope(sequence))
-        if not self._fits(sequence):
-            return False
         if not self._swap_in(sequence) and not self._claim_slots(sequence):
             return False
         self.state.run(sequence)

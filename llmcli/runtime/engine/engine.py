@@ -17,6 +17,7 @@ from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.forward_pass import ForwardPass, SequenceRows
 from llmcli.runtime.engine.schedule import EngineLoad, QueueFull, Schedule
 from llmcli.runtime.engine.scheduler import Scheduler
+from llmcli.runtime.kv_cache.attention_cost import SinglePassTimes
 from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS, is_repetitive
@@ -73,15 +74,20 @@ class Engine:
         schedule: Schedule = SINGLE_CONVERSATION,
         prefill_reader: PrefillReader | None = None,
         exact_rows: int = 1,
+        token_bytes: float = 0.0,
     ) -> None:
         """`native`: makes llama.cpp's sampler chains; None uses numpy. `keeps_idle`: whether the
         end of an idle slot can be evicted alone (see Ledger). `prefill_reader`: a second context
-        for prompts, or None. `exact_rows`: see StrategyResources.
+        for prompts, or None. `exact_rows`: see StrategyResources. `token_bytes`: bytes of a token
+        in the KV cache; 0 if unknown.
         """
         self.context, self.prefill_reader = context, prefill_reader
         self.ledger = Ledger(context, keeps_idle)
-        self.scheduler = Scheduler(context, self.ledger, schedule)
+        self.scheduler = Scheduler(context, self.ledger, schedule, token_bytes)
         self.resources = StrategyResources(vocabulary, native, self.ledger, speculation, exact_rows)
+        self._single_passes = SinglePassTimes(self.scheduler.offload_store.costs.decode)
+        # cells in use during the last pass; None for a pass of the prefill context
+        self._pass_cells: int | None = None
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._current_pass: ForwardPass | None = None  # the scheduled pass being computed
@@ -262,6 +268,11 @@ class Engine:
         self._n_pass_sequences += len(plan.shares)
         if is_scheduled:
             self.scheduler.record_pass(len(plan.tokens), seconds)
+            if self._pass_cells is not None:
+                self.scheduler.record_attention(plan, self._pass_cells, seconds)
+            self._single_passes.flush()
+        else:
+            self._single_passes.add(plan.positions[0], self.ledger.used_cells, seconds)
         first = 0
         for sequence, count, n_logits in plan.shares:
             events += self._advance(sequence, count, iter(rows[first : first + n_logits]), seconds)
@@ -290,8 +301,10 @@ class Engine:
         if not is_scheduled:
             return self._compute_with_room(self._decode, plan)
         if self.prefill_reader and self.prefill_reader.can_compute(plan):
+            self._pass_cells = None
             return self._compute_with_room(self.prefill_reader.compute, plan)
         with self.scheduler.decodes_offloaded(plan):
+            self._pass_cells = self.ledger.used_cells
             return self._compute_with_room(self._decode, plan)
 
     def _compute_with_room(

@@ -1,8 +1,13 @@
 """The limits by which passes are divided between requests, and the reported load of an engine."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from llmcli.errors import UserError
+
+# When the states of finished answers leave the pool: when their slots or cells are needed; also when
+# by measured cost they slow other answers down by more than copying takes; or always.
+IdleOffloadMode = Literal["room", "measured", "always"]
 
 
 class QueueFull(UserError):
@@ -23,9 +28,10 @@ class Schedule:
       should not exceed.
     - `share_prefixes`: whether clients share cached prefixes. The response time then reveals
       whether another client sent the same prompt.
-    - `swap_bytes`: half of the host memory for offloaded answers (`offload_bytes`).
-    - `max_idle_cells`: cells that finished answers may occupy in the pool while another answer runs
-      (kv_cache/offload.py).
+    - `host_bytes`: the budget of host memory for the states of all offloaded answers
+      (kv_cache/host_budget.py). With 0, preempted answers are recomputed, and finished answers stay
+      cached only in the pool.
+    - `idle_offload`: when finished answers leave the pool (kv_cache/offload.py).
     - `min_offload_rows`: if prompts have at least this many rows to compute, they are computed in
       separate passes. These alternate with passes of the answers, whose cells are offloaded in the
       meantime (kv_cache/offload.py).
@@ -39,17 +45,10 @@ class Schedule:
     max_waiting: int | None = None
     max_gap_seconds: float | None = None
     share_prefixes: bool = True
-    swap_bytes: int = 256 << 20
-    max_idle_cells: int | None = None
+    host_bytes: int = 0
+    idle_offload: IdleOffloadMode = "room"
     min_offload_rows: int | None = None
     min_prefill_rows: int | None = None
-
-    @property
-    def offload_bytes(self) -> int:
-        """Return the bytes of host memory for the states of offloaded answers. Those of finished
-        answers take at most half of it (kv_cache/offload.py).
-        """
-        return 2 * self.swap_bytes
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_rows", "max_chunk_rows"):

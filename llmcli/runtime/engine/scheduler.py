@@ -13,30 +13,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from llmcli.runtime.engine.admission import Admission
-from llmcli.runtime.engine.forward_pass import ForwardPass
+from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass
 from llmcli.runtime.engine.overflow import OverflowHandler
 from llmcli.runtime.engine.prefill import PrefillPlanner
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.engine.scheduler_state import SchedulerState, is_long
 from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
-from llmcli.runtime.kv_cache.offload import (
-    DecodeOffload,
-    IdleOffload,
-    OffloadStore,
-    PreemptionSwap,
-)
+from llmcli.runtime.kv_cache.offload import DecodeOffload, IdleOffload, PreemptionSwap
+from llmcli.runtime.kv_cache.offload_store import OffloadStore
 from llmcli.runtime.requests.sequence import Sequence
 
 
 class Scheduler:
     """Assigns slots to requests, and plans forward passes."""
 
-    def __init__(self, context: BatchedMemory, ledger: Ledger, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        context: BatchedMemory,
+        ledger: Ledger,
+        schedule: Schedule,
+        token_bytes: float = 0.0,
+    ) -> None:
+        """`token_bytes`: bytes of a token in the KV cache; 0 if unknown."""
         self.context, self.ledger = context, ledger
         self.state = SchedulerState(context, ledger, schedule)
         self.running, self.waiting = self.state.running, self.state.waiting
-        self.offload_store = OffloadStore(ledger, schedule.offload_bytes)
+        self.offload_store = OffloadStore(ledger, schedule.host_bytes, token_bytes)
         self.swap = PreemptionSwap(self.offload_store)
         self.idle_offload = IdleOffload(self.offload_store)
         self.decode_offload = DecodeOffload(self.offload_store)
@@ -54,7 +57,7 @@ class Scheduler:
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
         self.state.schedule = schedule
-        self.offload_store.max_bytes = schedule.offload_bytes
+        self.offload_store.resize(schedule.host_bytes)
 
     @property
     def is_steady(self) -> bool:
@@ -69,6 +72,8 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished sequence. Its cells stay cached for later prompts."""
+        if sequence.times:
+            self.offload_store.costs.record_answer(len(sequence.times))
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
@@ -83,7 +88,22 @@ class Scheduler:
         """
         self.state.n_passes += 1
         if self.prefill.record_pass(rows, seconds):
-            self.swap.record_pass(rows, seconds)
+            self.offload_store.costs.record_pass(rows, seconds)
+
+    def record_attention(self, plan: ForwardPass, used_cells: int, seconds: float) -> None:
+        """Record the duration of a pass of many rows, which measures what the cells of other
+        sequences cost. The tokens of the pass must not be recorded in the ledger yet. `used_cells`:
+        cells that were in use during the pass.
+        """
+        rows = len(plan.tokens)
+        if rows < TILE_ROWS:
+            return
+        own_cells = sum(
+            share.tokens * (len(self.ledger.tokens[share.sequence.slot]) + share.tokens / 2)
+            for share in plan.shares
+        )
+        costs = self.offload_store.costs
+        costs.prefill.record(own_cells / rows, used_cells - own_cells / rows, seconds / rows)
 
     def next_pass(self) -> tuple[ForwardPass, Sequence | None]:
         """Return the next pass, and None. If the pool is too small for a sequence, return an empty
@@ -155,8 +175,11 @@ class Scheduler:
             for sequence in self.running.values()
             if sequence.slot not in slots and sequence.strategy.slots == 1
         ]
+        offloaded = [sequence.slot for sequence in others]
+        if not self.decode_offload.is_worth(offloaded, len(plan.tokens)):
+            offloaded = []
         try:
-            with self.decode_offload.offload_slots([sequence.slot for sequence in others]):
+            with self.decode_offload.offload_slots(offloaded):
                 yield
         finally:
             for sequence in others:

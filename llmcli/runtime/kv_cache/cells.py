@@ -19,13 +19,17 @@ class CellMap:
     memory has made already.
     """
 
-    def __init__(self, memory: CacheMemory) -> None:
+    def __init__(self, memory: CacheMemory, is_busy: Sequence[bool]) -> None:
+        """`is_busy`: for each slot, whether an answer runs in it. It may only be changed by
+        `SlotTable`, between `count_busy` and `uncount_busy`.
+        """
         count = memory.n_seq_max
-        self.memory = memory
+        self.memory, self.is_busy = memory, is_busy
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.cells: list[list[int]] = [[] for _ in range(count)]
-        self._prefixes = RadixTree(count)
+        self._prefixes = RadixTree()
         self.used_cells = 0  # cells that hold a token; a shared cell counts once
+        self.busy_cells = 0  # the same for the cells of busy slots
         self._next_cell = 0
 
     @property
@@ -62,6 +66,8 @@ class CellMap:
             self.cells[slot] += range(self._next_cell, self._next_cell + len(tokens))
         self._next_cell += len(tokens)
         self.used_cells += len(tokens)
+        if self.is_busy[slot]:
+            self.busy_cells += len(tokens)
 
     def fork(self, source: int, target: int) -> None:
         """Make `target` a copy of `source` that shares all its cells. Cells that both already share
@@ -93,6 +99,8 @@ class CellMap:
             self.used_cells
         )
         assert self.used_cells <= self.size, (self.used_cells, self.size)
+        busy = [slot for slot, is_busy in enumerate(self.is_busy) if is_busy]
+        assert self.busy_cells == self.count_cells(busy), (self.busy_cells, busy)
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Append the tokens from `start` to `end` of `source` to `target`, in shared cells.
@@ -100,15 +108,20 @@ class CellMap:
         """
         if start < end:
             self.memory.copy(source, target, start, end)
-            self.tokens[target] += self.tokens[source][start:end]
-            self.cells[target] += self.cells[source][start:end]
+            self._add_shared(source, target, start, end)
 
     def append_shared(self, source: int, target: int, count: int) -> None:
         """Record that an empty slot now shares the first `count` cells of `source`. The memory must
         share them already.
         """
-        self.tokens[target] += self.tokens[source][:count]
-        self.cells[target] += self.cells[source][:count]
+        self._add_shared(source, target, 0, count)
+
+    def _add_shared(self, source: int, target: int, start: int, end: int) -> None:
+        """Record that `target` now ends with the cells from `start` to `end` of `source`."""
+        n_busy = self._busy_part(target)
+        self.tokens[target] += self.tokens[source][start:end]
+        self.cells[target] += self.cells[source][start:end]
+        self.busy_cells += self._busy_part(target) - n_busy
 
     def shift(self, slot: int, start: int, end: int) -> None:
         """Drop the tokens from `start` to `end` of a slot, and move its later cells toward the
@@ -124,8 +137,10 @@ class CellMap:
         except UserError:
             self._clear()
             raise
+        n_busy = self._busy_part(slot)
         self.used_cells -= end - max(start, n_shared)
         del tokens[start:end], cells[start:end]
+        self.busy_cells += self._busy_part(slot) - n_busy
         self._prefixes.truncate(slot, start)
 
     def empty_memory(self, slot: int) -> None:
@@ -141,7 +156,7 @@ class CellMap:
         """
         # the radix tree lacks the tokens that were appended since the last lookup
         for slot, recorded in enumerate(self.tokens):
-            if len(recorded) > self._prefixes.lengths[slot]:
+            if len(recorded) > self._prefixes.length(slot):
                 self._prefixes.extend(slot, recorded, scopes[slot])
         return self._prefixes.match(tokens, scope)
 
@@ -149,7 +164,7 @@ class CellMap:
         """Return whether another slot also holds all tokens of this slot. Return False also when
         this is unknown because the radix tree is not up to date.
         """
-        is_known = self._prefixes.lengths[slot] == len(self.tokens[slot])
+        is_known = self._prefixes.length(slot) == len(self.tokens[slot])
         return is_known and self._prefixes.is_redundant(slot)
 
     def _clear(self) -> None:
@@ -157,7 +172,25 @@ class CellMap:
         for slot in range(len(self.tokens)):
             self.tokens[slot], self.cells[slot] = [], []
             self._prefixes.truncate(slot, 0)
-        self.used_cells = 0
+        self.used_cells = self.busy_cells = 0
+
+    def count_busy(self, slot: int) -> None:
+        """Count the cells of a slot that has just become busy."""
+        self.busy_cells += self._busy_part(slot)
+
+    def uncount_busy(self, slot: int) -> None:
+        """Stop counting the cells of a busy slot that is about to become idle."""
+        self.busy_cells -= self._busy_part(slot)
+
+    def _busy_part(self, slot: int) -> int:
+        """Return the number of cells of a busy slot that no other busy slot uses; 0 for an idle
+        slot.
+        """
+        if not self.is_busy[slot]:
+            return 0
+        others = (other for other, busy in enumerate(self.is_busy) if busy and other != slot)
+        n_shared = max((self.count_shared(slot, other) for other in others), default=0)
+        return len(self.cells[slot]) - n_shared
 
     def _cells_after_trim(self, slot: int, keep: int) -> int:
         """Return how many of a slot's cells stay in use when the slot is cut to `keep` tokens: the
@@ -188,9 +221,11 @@ class CellMap:
             keep = 0
             self.empty_memory(slot)
         if keep < len(tokens):
+            n_busy = self._busy_part(slot)
             self.used_cells -= len(tokens) - self._cells_after_trim(slot, keep)
             del tokens[keep:]
             del self.cells[slot][keep:]
+            self.busy_cells += self._busy_part(slot) - n_busy
             self._prefixes.truncate(slot, keep)
         return len(tokens)
 

@@ -32,13 +32,18 @@ class Ledger:
         because attention sums in cell order, results would round differently.
         """
         self.memory, self.keeps_idle = memory, keeps_idle
-        self._map, self._slots = CellMap(memory), SlotTable(memory.n_seq_max)
+        self._slots = SlotTable(memory.n_seq_max)
+        self._map = CellMap(memory, self._slots.is_busy)
         self.tokens = self._map.tokens  # of every slot
         # These methods are called for each token. Binding them here saves a call of a wrapper,
         # which is slow right after a pass.
         self.append, self.fork, self.trim = self._map.append, self._map.fork, self._map.trim
         self.restore, self.check = self._map.restore, self._map.check
         self.count_cells = self._map.count_cells
+        # Called with an idle slot before cells that only this slot holds are dropped: those after
+        # a number of tokens that stay. It may copy the state of the slot to host memory, and then
+        # returns True; if no tokens should stay, it also empties the slot (IdleOffload.save).
+        self.before_loss: Callable[[int, int], bool] = lambda slot, keep: False
 
     @property
     def size(self) -> int:
@@ -103,20 +108,32 @@ class Ledger:
         if can_move and (moved := self._claim_moved(tokens, earlier_turns, scope_slots)):
             return moved
         target = self._slot_to_overwrite(idle)
-        best, reused = self._find_best_slot(tokens, earlier_turns, scope_slots, scope)
+        best, reused = self._find_best_slot(tokens, earlier_turns, scope_slots, scope, target)
         if not reused:
-            self._map.trim(target, 0)
-            return self._slots.claim(target, scope), 0
+            self._empty_idle(target)
+            return self._claim(target, scope), 0
         continued = reused == len(self.tokens[best])
-        may_cut = self.keeps_idle and (
-            self._slots.turns[best] in earlier_turns or best == target or not self.can_fork
-        )
+        is_earlier_turn = self._slots.turns[best] in earlier_turns
+        may_cut = self.keeps_idle and (is_earlier_turn or best == target or not self.can_fork)
         if best in idle and (continued or may_cut):
+            if not continued and not is_earlier_turn:
+                self.before_loss(best, reused)
             reused = self._map.trim(best, reused)
-            return self._slots.claim(best, scope), reused
-        self._map.trim(target, 0)
+            return self._claim(best, scope), reused
+        self._empty_idle(target)
         self._map.share(best, target, 0, reused)
-        return self._slots.claim(target, scope), reused
+        return self._claim(target, scope), reused
+
+    def _claim(self, slot: int, scope: str) -> int:
+        """Mark an idle slot as busy, and return its number."""
+        self._slots.claim(slot, scope)
+        self._map.count_busy(slot)
+        return slot
+
+    def _empty_idle(self, slot: int) -> None:
+        """Drop the tokens of an idle slot from the pool, after its state was stored if possible."""
+        if self.tokens[slot] and not self.before_loss(slot, 0):
+            self._map.trim(slot, 0)
 
     def claim_named_slot(self, slot: int, tokens: Sequence[int], scope: str = "") -> int:
         """Claim a certain idle slot for a prompt, and cut it to the prefix of the prompt that it
@@ -129,7 +146,7 @@ class Ledger:
             length = common_prefix(self.tokens[slot], tokens[:-1])
             length = length if self.can_fork else self._reusable_length(slot, length)
         length = self._map.trim(slot, length)
-        self._slots.claim(slot, scope)
+        self._claim(slot, scope)
         return length
 
     def is_busy(self, slot: int) -> bool:
@@ -149,10 +166,12 @@ class Ledger:
         earlier_turns: frozenset[int],
         scope_slots: list[int],
         scope: str,
+        target: int,
     ) -> tuple[int, int]:
         """Return the slot with the longest common prefix with a prompt, and the length of that
         prefix. The slot is −1 if no slot has a common prefix. Among equal lengths, idle slots that
-        can be reused are preferred. `scope_slots`: the idle slots of the scope.
+        can be reused are preferred, then slots other than `target`, which is overwritten next.
+        `scope_slots`: the idle slots of the scope.
         """
         if self.can_fork:
             reused, holders = self._match(tokens[:-1], scope)
@@ -170,7 +189,11 @@ class Ledger:
         }
         return max(
             sorted(holders),
-            key=lambda slot: (not self._slots.is_busy[slot], slot in preferred),
+            key=lambda slot: (
+                not self._slots.is_busy[slot],
+                slot in preferred,
+                slot != target,
+            ),
             default=-1,
         ), reused
 
@@ -233,7 +256,7 @@ class Ledger:
             slot = self.claim_slot(scope)
         else:
             self.empty_slot(slot)
-            self._slots.claim(slot, scope)
+            self._claim(slot, scope)
         is_restored = (
             self.make_room(len(tokens))
             and restore(slot)
@@ -270,13 +293,13 @@ class Ledger:
         recently used one.
         """
         slot = self._slot_to_overwrite(self._slots.idle)
-        self._map.trim(slot, 0)
-        return self._slots.claim(slot, scope)
+        self._empty_idle(slot)
+        return self._claim(slot, scope)
 
     @property
     def busy_cells(self) -> int:
         """Return the number of cells that busy slots use. These cells cannot be evicted."""
-        return self.count_cells(self.busy_slots)
+        return self._map.busy_cells
 
     @property
     def reusable_slots(self) -> list[int]:
@@ -284,16 +307,28 @@ class Ledger:
         idle = [slot for slot in self._slots.idle if self.tokens[slot]]
         return sorted(idle, key=self._slots.last_used.__getitem__)
 
-    def swap_out(self, slot: int, all_tokens: bool = False) -> SwappedState:
-        """Copy the state of a slot to host memory, and empty the slot. Cells that another busy slot
-        also uses stay in the pool and are left out of the state, unless `all_tokens` is set.
+    def shared_length(self, slot: int, busy_only: bool = False) -> int:
+        """Return the length of the longest prefix whose cells a slot shares with another one, or
+        with `busy_only` with a busy one.
         """
-        others = [] if all_tokens else [other for other in self.busy_slots if other != slot]
-        start = max((self._map.count_shared(slot, other) for other in others), default=0)
-        tokens = tuple(self.tokens[slot])
+        others = self.busy_slots if busy_only else range(len(self.tokens))
+        return max(
+            (self._map.count_shared(slot, other) for other in others if other != slot), default=0
+        )
+
+    def swap_out(self, slot: int, is_idle: bool = False) -> SwappedState:
+        """Copy the state of a slot to host memory, and empty the slot. Cells that another busy slot
+        also uses stay in the pool and are left out of the state. If the slot `is_idle`, so are
+        those that another idle slot uses; the state is then of no use once they are lost.
+        """
+        start, tokens = self.shared_length(slot, busy_only=not is_idle), tuple(self.tokens[slot])
         state = self.memory.read_state(slot, start) if start < len(tokens) else memoryview(b"")
         self._map.trim(slot, 0)
         return SwappedState(tokens, start, state)
+
+    def copy_state(self, slot: int) -> SwappedState:
+        """Return a copy of the whole state of a slot, which keeps its cells."""
+        return SwappedState(tuple(self.tokens[slot]), 0, self.memory.read_state(slot))
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
         """Restore a state from `swap_out` into an empty slot. Return False when too few cells can
@@ -377,11 +412,13 @@ class Ledger:
         """Mark a slot as idle. Its cells stay cached. `turn`: the number of the conversation turn
         that the cells belong to.
         """
+        self._map.uncount_busy(slot)
         self._slots.release(slot, turn)
 
     def make_room(self, cells: int) -> bool:
-        """Evict idle cells until `cells` cells are free. Tokens are cut from the end of the least
-        recently used slot first. Return False when all idle cells together are not enough.
+        """Evict idle cells until `cells` cells are free, those of the least recently used slot
+        first. If its state cannot be stored, tokens are cut from its end. Return False when all
+        idle cells together are not enough.
         """
         while (missing := cells - self.size + self.used_cells) > 0:
             evictable = self.reusable_slots
@@ -390,7 +427,8 @@ class Ledger:
             if self.keeps_idle:
                 slot = evictable[0]
                 n_evicted = max(missing, MIN_EVICTED_CELLS)
-                self._map.trim(slot, max(0, len(self.tokens[slot]) - n_evicted))
+                if not self.before_loss(slot, 0):
+                    self._map.trim(slot, max(0, len(self.tokens[slot]) - n_evicted))
             else:
                 self.compact()
         return True
@@ -399,7 +437,7 @@ class Ledger:
         """Evict all cells of idle slots. Return whether there were any."""
         evictable = self.reusable_slots
         for slot in evictable:
-            self._map.trim(slot, 0)
+            self._empty_idle(slot)
         return bool(evictable)
 
     def _slot_to_overwrite(self, idle: list[int]) -> int:
@@ -439,7 +477,7 @@ class Ledger:
             or not self.memory.can_shift
         ):
             return None
-        return self._slots.claim(slot, self.scopes[slot]), self.apply_overflow(
+        return self._claim(slot, self.scopes[slot]), self.apply_overflow(
             slot, tokens[:-1], can_move=True
         )
 

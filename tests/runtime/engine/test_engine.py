@@ -128,7 +128,7 @@ def test_a_full_context_ends_the_answer_as_context_full():
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_when_the_pool_is_full_the_youngest_request_is_preempted_and_continued(swap):
     context = FakeContext(n_ctx=24, n_seq_max=2, reply=b"0123456789")
-    engine = make_engine(context, Schedule(swap_bytes=swap))
+    engine = make_engine(context, Schedule(host_bytes=swap))
     old, new = engine.submit(request("aaaa")), engine.submit(request("bbbbbbbb"))
     ended, preempted = [], 0
     while engine.is_busy:
@@ -145,7 +145,7 @@ def test_when_the_pool_is_full_the_youngest_request_is_preempted_and_continued(s
 @pytest.mark.parametrize("n_running", [1, 3])
 def test_background_requests_give_their_slots_to_others(swap: int, n_running: int) -> None:
     context = FakeContext(n_ctx=256, n_seq_max=4, reply=b"0123456789")
-    engine = make_engine(context, Schedule(max_running=n_running, swap_bytes=swap))
+    engine = make_engine(context, Schedule(max_running=n_running, host_bytes=swap))
     low = {"priority": BACKGROUND_PRIORITY, "client": "batch"}
     background = [engine.submit(request(f"{n} long ago", **low)) for n in range(4)]
     ended: list[int] = []

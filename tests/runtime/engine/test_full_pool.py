@@ -71,15 +71,16 @@ def answer_alone(request: Request) -> tuple[list[int], str]:
 @pytest.mark.parametrize(
     ("memory", "schedule"),
     [
-        ({}, Schedule(max_gap_seconds=0.05)),
-        ({}, Schedule(max_running=4, max_chunk_rows=8, swap_bytes=0)),
+        ({}, Schedule(max_gap_seconds=0.05, host_bytes=1 << 20)),
+        ({}, Schedule(max_running=4, max_chunk_rows=8, host_bytes=0)),
         ({}, Schedule(share_prefixes=False, max_rows=16)),
-        ({"is_recurrent": True}, Schedule()),
-        ({"n_swa": 24}, Schedule(max_gap_seconds=0.05)),
-        ({}, Schedule(max_idle_cells=20)),
-        ({}, Schedule(min_offload_rows=8)),
-        ({}, Schedule(min_offload_rows=4, max_gap_seconds=0.05, swap_bytes=200)),
-        ({"n_swa": 24}, Schedule(min_offload_rows=8)),
+        ({"is_recurrent": True}, Schedule(host_bytes=1 << 20)),
+        ({"n_swa": 24}, Schedule(max_gap_seconds=0.05, host_bytes=1 << 20)),
+        ({}, Schedule(idle_offload="always", host_bytes=1 << 20)),
+        ({}, Schedule(idle_offload="measured", host_bytes=2000)),
+        ({}, Schedule(min_offload_rows=8, host_bytes=1 << 20)),
+        ({}, Schedule(min_offload_rows=4, max_gap_seconds=0.05, host_bytes=400)),
+        ({"n_swa": 24}, Schedule(min_offload_rows=8, host_bytes=1 << 20)),
     ],
     ids=str,
 )
@@ -101,7 +102,7 @@ def test_all_requests_end_when_idle_slots_are_evicted_only_as_a_whole(has_comple
     rng = random.Random(2)
     all_requests = requests(20, rng, beams=False)
     engine, context = make_engine(
-        Schedule(), keeps_idle=False, has_complete_states=has_complete_states
+        Schedule(host_bytes=1 << 20), keeps_idle=False, has_complete_states=has_complete_states
     )
     result = storm(engine, all_requests, rng, check=lambda: check_cells(engine, context))
     assert result.preempted
@@ -117,7 +118,7 @@ def test_samples_of_one_prompt_have_the_same_answers_as_alone(seed, keeps_idle):
     themselves, and may be preempted again.
     """
     rng = random.Random(seed)
-    engine, context = make_engine(Schedule(max_chunk_rows=8), keeps_idle)
+    engine, context = make_engine(Schedule(max_chunk_rows=8, host_bytes=1 << 20), keeps_idle)
     waiting, ids, expected, answers = requests(24, rng, beams=False), [], [], {}
     while waiting or engine.is_busy:
         for request in [waiting.pop() for _ in range(min(len(waiting), rng.randrange(3)))]:
@@ -141,7 +142,7 @@ def test_samples_of_one_prompt_have_the_same_answers_as_alone(seed, keeps_idle):
 def test_a_sequence_whose_state_cannot_be_restored_is_recomputed(monkeypatch):
     rng = random.Random(11)
     all_requests = requests(12, rng, beams=False)
-    engine, context = make_engine(Schedule(min_offload_rows=4))
+    engine, context = make_engine(Schedule(min_offload_rows=4, host_bytes=1 << 20))
     refused: list[int] = []
     monkeypatch.setattr(context, "write_state", lambda slot, *_, **__: bool(refused.append(slot)))
     result = storm(engine, all_requests, rng, check=lambda: check_cells(engine, context))
@@ -152,7 +153,7 @@ def test_a_sequence_whose_state_cannot_be_restored_is_recomputed(monkeypatch):
 
 
 def test_a_long_prompt_is_computed_while_the_cells_of_answers_are_offloaded(monkeypatch):
-    engine, context = make_engine(Schedule(min_offload_rows=12), n_batch=64)
+    engine, context = make_engine(Schedule(min_offload_rows=12, host_bytes=1 << 20), n_batch=64)
     seen = []
     decode = context.decode
     monkeypatch.setattr(
@@ -175,7 +176,7 @@ def test_a_long_prompt_is_computed_while_the_cells_of_answers_are_offloaded(monk
 
 def check_cells(engine: Engine, context: FakeContext) -> None:
     assert engine.stats.used_cells == context.used
-    assert engine.scheduler.offload_store.nbytes <= engine.scheduler.schedule.offload_bytes
+    assert engine.scheduler.offload_store.nbytes <= engine.scheduler.schedule.host_bytes
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -184,7 +185,11 @@ def test_cancelled_or_dropped_requests_do_not_change_other_answers(seed):
     all_requests = requests(40, rng)
     min_offload_rows = rng.choice((None, 8))
     engine, context = make_engine(
-        Schedule(max_gap_seconds=0.05, min_offload_rows=min_offload_rows),
+        Schedule(
+            max_gap_seconds=0.05,
+            min_offload_rows=min_offload_rows,
+            host_bytes=rng.choice((0, 1 << 20)),
+        ),
         abort_at=rng.randrange(30),
     )
     result = storm(
@@ -369,7 +374,7 @@ def answer_turn(
 
 @pytest.mark.parametrize("memory", [{}, {"is_recurrent": True}], ids=str)
 def test_finished_answers_are_offloaded_and_restored_for_the_next_turn(memory):
-    engine, context = make_engine(Schedule(max_idle_cells=10), **memory)
+    engine, context = make_engine(Schedule(idle_offload="always", host_bytes=1 << 20), **memory)
     conversations = [tuple(bytes([65 + number]) * 40) for number in range(3)]
     for turn in range(3):
         for number, tokens in enumerate(conversations):
@@ -382,14 +387,14 @@ def test_finished_answers_are_offloaded_and_restored_for_the_next_turn(memory):
             assert engine.stats.used_cells == context.used == len(tokens) + 7
     idle_offload = engine.scheduler.idle_offload
     assert len(idle_offload) == 2
-    engine.schedule = Schedule(max_idle_cells=10, swap_bytes=1)
-    idle_offload.offload_idle(0)
+    engine.schedule = Schedule(idle_offload="always", host_bytes=1)
+    idle_offload.clear_pool()
     assert len(idle_offload) == idle_offload.nbytes == 0
     assert engine.stats.used_cells == context.used > 0  # a state over the budget stays in the pool
 
 
 def test_only_cells_after_the_shared_prefix_are_offloaded():
-    engine, context = make_engine(Schedule(max_idle_cells=0), n_ctx=256)
+    engine, context = make_engine(Schedule(idle_offload="always", host_bytes=1 << 20), n_ctx=256)
     stem = tuple(b"what is said first of all")
     conversations = [(*stem, *bytes([65 + number]) * 30) for number in range(3)]
     for turn in range(3):

@@ -77,7 +77,7 @@ def test_preempted_requests_have_the_same_answers_as_alone(
         all_requests = requests(count, rng, runner.model.n_vocab)
         expected = [answer_alone(runner, request) for request in all_requests]
     with open_runner(weights, options, slots=6) as runner:
-        runner.engine.schedule = Schedule(max_chunk_rows=32, swap_bytes=swap)
+        runner.engine.schedule = Schedule(max_chunk_rows=32, host_bytes=swap)
         storm_result = storm(runner.engine, all_requests, rng)
         assert storm_result.preempted
         assert [
@@ -93,11 +93,11 @@ def test_preempted_requests_have_the_same_answers_as_alone(
     [
         (
             RunOptions(ctx_size=256, threads=1),
-            Schedule(max_running=5, max_gap_seconds=0.01, min_offload_rows=16),
+            Schedule(max_running=5, max_gap_seconds=0.01, min_offload_rows=16, host_bytes=1 << 30),
         ),
         (
             RunOptions(ctx_size=256, threads=1, flash_attn="off", prefill_cells=128),
-            Schedule(max_running=5, max_gap_seconds=0.01, min_prefill_rows=48),
+            Schedule(max_running=5, max_gap_seconds=0.01, min_prefill_rows=48, host_bytes=1 << 30),
         ),
     ],
     ids=["offloaded", "prefill context"],
@@ -123,7 +123,7 @@ def test_a_sequence_with_recurrent_state_is_preempted_and_continued(tmp_path: Pa
     with open_runner(
         tiny_gguf.mamba(tmp_path / "mamba.gguf"), RunOptions(ctx_size=256, threads=1), slots=5
     ) as runner:
-        runner.engine.schedule = Schedule()
+        runner.engine.schedule = Schedule(host_bytes=1 << 30)
         storm_result = storm(runner.engine, requests(12, rng, runner.model.n_vocab), rng)
         assert storm_result.preempted
         assert {answer.finish for answer in storm_result.answers.values() if answer} == {"length"}

@@ -25,7 +25,13 @@ from llmcli.runtime.sampling import default_sampling
 DECODE_OPTIONS = RunOptions(
     ctx_size=1024, threads=1, flash_attn="off", cache_type_k="f32", cache_type_v="f32"
 )
-SCHEDULE = Schedule(max_running=3, max_gap_seconds=0.5, max_idle_cells=0, min_prefill_rows=MIN_ROWS)
+SCHEDULE = Schedule(
+    max_running=3,
+    max_gap_seconds=0.5,
+    idle_offload="always",
+    host_bytes=1 << 29,
+    min_prefill_rows=MIN_ROWS,
+)
 # largest relative squared error of logits: the two kinds of attention sum in different orders
 MAX_ERROR = 1e-6
 

@@ -278,7 +278,7 @@ def test_swapped_states_are_restored_and_share_cells_as_before(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_the_radix_tree_finds_the_longest_prefix_in_any_slot(seed):
     rng = random.Random(seed)
-    tree = RadixTree(6)
+    tree = RadixTree()
     texts: list[list[int]] = [[] for _ in range(6)]
     for _ in range(200):
         slot = rng.randrange(6)

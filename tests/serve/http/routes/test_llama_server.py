@@ -92,7 +92,7 @@ def test_a_slot_whose_cells_were_offloaded_is_saved_and_continued(
 ) -> None:
     engine = served.bridge.runner.engine
     before = engine.schedule
-    engine.schedule = replace(before, max_idle_cells=0)
+    engine.schedule = replace(before, idle_offload="always", host_bytes=1 << 29)
     try:
         n_prompt = complete(served, FRANCE, 1)["timings"]["prompt_n"]
         complete(served, "A dog ran to the park", 2)

@@ -1,0 +1,223 @@
+"""The store of states in host memory: all states within one byte budget, and the measured costs by
+which states are stored and restored (offload_cost.py).
+
+A state is idle (of a finished answer) or pinned (of a preempted or running answer). Pinned states
+are never dropped. Of the idle ones, the least recently used are dropped when a state that must
+leave the pool needs their bytes. Nothing is dropped for a state that leaves the pool only to make
+passes faster.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llmcli.runtime.kv_cache.attention_cost import AttentionCost
+from llmcli.runtime.kv_cache.context_protocols import SwappedState
+from llmcli.runtime.kv_cache.ledger import Ledger
+from llmcli.runtime.kv_cache.offload_cost import StateCost, is_worth_restoring
+from llmcli.runtime.kv_cache.radix_tree import RadixTree
+
+NEW_WEIGHT = 0.25  # weight of a new measurement in the moving averages
+MIN_TIMED_TOKENS = 32  # passes and states of fewer tokens are not timed
+USE_WEIGHT = 1 / 32  # weight of one stored state in the chance of reuse
+MIN_REUSE_CHANCE = 1 / 32  # so that a server whose clients change is noticed
+
+
+@dataclass(frozen=True, slots=True)
+class IdleState:
+    """The state of a finished answer, its scope (only prompts of this scope may reuse it), and the
+    slot that it was in.
+    """
+
+    scope: str
+    swapped: SwappedState
+    slot: int = -1
+
+
+@dataclass(slots=True)
+class MeasuredCosts:
+    """Measured times in seconds, which are 0 before the first measurement.
+
+    - `token_seconds`: computing a token in a pass of many rows. `byte_seconds`: copying a byte of a
+      state.
+    - `answer_tokens`: the mean length of an answer.
+    - `reuse_chance`: how often a stored state was used before it was dropped.
+    - `prefill`, `decode`: the cost of other cells in passes of many rows and of one row.
+    """
+
+    token_seconds: float = 0.0
+    byte_seconds: float = 0.0
+    answer_tokens: float = 0.0
+    reuse_chance: float = 0.5
+    prefill: AttentionCost = field(default_factory=AttentionCost)
+    decode: AttentionCost = field(default_factory=AttentionCost)
+
+    def record_pass(self, tokens: int, seconds: float) -> None:
+        """Record the duration of a pass, from which the time of computing tokens again is
+        estimated. `tokens`: number of rows of the pass. `seconds`: wall time.
+        """
+        if tokens >= MIN_TIMED_TOKENS:
+            self.token_seconds = _moving_average(self.token_seconds, seconds / tokens)
+
+    def record_answer(self, tokens: int) -> None:
+        """Record the number of tokens of a finished answer."""
+        self.answer_tokens = _moving_average(self.answer_tokens, tokens)
+
+    def record_use(self, is_used: bool) -> None:
+        """Record whether a stored state was used, or dropped without use."""
+        chance = self.reuse_chance + USE_WEIGHT * (is_used - self.reuse_chance)
+        self.reuse_chance = max(MIN_REUSE_CHANCE, chance)
+
+    def record_copy(self, nbytes: int, seconds: float) -> None:
+        """Record how long copying a state of `nbytes` bytes took."""
+        self.byte_seconds = _moving_average(self.byte_seconds, seconds / nbytes)
+
+    def of_state(self, tokens: int, nbytes: float, reuse_chance: float = 1.0) -> StateCost:
+        """Return the cost of a state that saves `tokens` tokens and has `nbytes` bytes."""
+        return StateCost(tokens, nbytes, self.token_seconds, self.byte_seconds, reuse_chance)
+
+
+class OffloadStore:
+    """All states in host memory, at most `max_bytes` bytes together."""
+
+    def __init__(self, ledger: Ledger, max_bytes: int, token_bytes: float = 0.0) -> None:
+        """`token_bytes`: bytes of a token in the cache; 0 if unknown before the first state."""
+        self.ledger, self.max_bytes = ledger, max_bytes
+        self.costs = MeasuredCosts()
+        self.idle: dict[int, IdleState] = {}  # by number, least recently used first
+        self.idle_bytes = 0
+        self._n_stored = 0
+        self._tree = RadixTree()  # of the idle states
+        self._pinned_bytes = 0
+        self._token_bytes = token_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all states together."""
+        return self._pinned_bytes + self.idle_bytes
+
+    def resize(self, max_bytes: int) -> None:
+        """Change the budget. Idle states that exceed it are dropped."""
+        self.max_bytes = max_bytes
+        self._drop_idle(max_bytes)
+
+    def estimate_bytes(self, tokens: int) -> float:
+        """Return the expected bytes of a state of `tokens` tokens, by the size of the last state."""
+        return tokens * self._token_bytes
+
+    def has_room(self, nbytes: float) -> bool:
+        """Return whether `nbytes` more bytes fit into the budget, with nothing dropped."""
+        return self.max_bytes > 0 and self.nbytes + nbytes <= self.max_bytes
+
+    def make_room(self, nbytes: float) -> bool:
+        """Drop idle states until `nbytes` more bytes fit into the budget. Return False, with
+        nothing dropped, when they would not fit even without idle states.
+        """
+        if not self.max_bytes or self._pinned_bytes + nbytes > self.max_bytes:
+            return False
+        self._drop_idle(self.max_bytes - nbytes)
+        return True
+
+    def swap_out(self, slot: int, is_idle: bool = False) -> SwappedState:
+        """Empty a slot and return its state, like `Ledger.swap_out`."""
+        start_time = time.perf_counter()
+        return self._record(self.ledger.swap_out(slot, is_idle), start_time)
+
+    def copy_state(self, slot: int) -> SwappedState:
+        """Return the whole state of a slot, which stays in the pool."""
+        start_time = time.perf_counter()
+        return self._record(self.ledger.copy_state(slot), start_time)
+
+    def swap_in(self, slot: int, swapped: SwappedState) -> bool:
+        """Restore a state into an empty slot, like `Ledger.swap_in`."""
+        start_time = time.perf_counter()
+        is_restored = self.ledger.swap_in(slot, swapped)
+        if is_restored:
+            self._record(swapped, start_time)
+        return is_restored
+
+    def _record(self, swapped: SwappedState, start_time: float) -> SwappedState:
+        """Record the size of a state and the time since `start_time`, in which it was copied.
+        Return the state.
+        """
+        n_stored = len(swapped.tokens) - swapped.start
+        if n_stored and swapped.state:
+            self._token_bytes = len(swapped.state) / n_stored
+            if n_stored >= MIN_TIMED_TOKENS:
+                seconds = time.perf_counter() - start_time
+                self.costs.record_copy(len(swapped.state), seconds)
+        return swapped
+
+    def pin(self, swapped: SwappedState) -> None:
+        """Count the bytes of a state that must not be dropped. Idle states are dropped if the
+        budget is exceeded.
+        """
+        self._pinned_bytes += len(swapped.state)
+        self._drop_idle(self.max_bytes)
+
+    def unpin(self, swapped: SwappedState) -> None:
+        """Stop counting the bytes of a pinned state that was restored or is no longer needed."""
+        self._pinned_bytes -= len(swapped.state)
+
+    def add_idle(self, state: IdleState) -> None:
+        """Store the state of a finished answer. If the budget is exceeded, the least recently used
+        idle states are dropped, possibly including the new one.
+        """
+        self._n_stored += 1
+        self.idle[self._n_stored] = state
+        self.idle_bytes += len(state.swapped.state)
+        self._tree.extend(self._n_stored, list(state.swapped.tokens), state.scope)
+        self._drop_idle(self.max_bytes)
+
+    def pop_idle(self, number: int) -> IdleState:
+        """Remove the idle state with this number, and return it."""
+        state = self.idle.pop(number)
+        self.idle_bytes -= len(state.swapped.state)
+        self._tree.truncate(number, 0)
+        return state
+
+    def find_idle(
+        self, tokens: Sequence[int], scope: str, n_cached: int, needs_whole: bool
+    ) -> int | None:
+        """Return the number of the idle state that has the longest common prefix with `tokens` and
+        is worth restoring, or None.
+
+        `n_cached`: tokens of the prompt that the pool has; a state that leaves out a longer prefix
+        cannot be restored. `needs_whole`: whether only a state is of use that the prompt continues
+        to its end.
+        """
+        for length, holders in self._tree.prefixes(tokens, scope):
+            if length <= n_cached:
+                break
+            usable = [
+                number
+                for number in holders
+                if self.idle[number].swapped.start <= n_cached
+                and (not needs_whole or len(self.idle[number].swapped.tokens) == length)
+                and self._is_worth_restoring(number, length - n_cached)
+            ]
+            if usable:
+                # the smallest state that has the prefix; the latest of equals
+                return min(
+                    usable,
+                    key=lambda number: (len(self.idle[number].swapped.state), -number),
+                )
+        return None
+
+    def _is_worth_restoring(self, number: int, tokens: int) -> bool:
+        """Return whether restoring an idle state saves time. `tokens`: tokens that it saves."""
+        nbytes = len(self.idle[number].swapped.state)
+        return is_worth_restoring(self.costs.of_state(tokens, nbytes))
+
+    def _drop_idle(self, max_bytes: float) -> None:
+        """Drop the least recently used idle states until all states take at most `max_bytes`."""
+        while self.idle and self.nbytes > max_bytes:
+            self.pop_idle(next(iter(self.idle)))
+            self.costs.record_use(False)
+
+
+def _moving_average(average: float, value: float) -> float:
+    """Return the moving average after one more measurement `value`. An `average` of 0 means that
+    there was no measurement before.
+    """
+    return average + NEW_WEIGHT * (value - average) if average else value

@@ -1,0 +1,141 @@
+"""Finished answers stay cached while the pool has room, and in host memory while the budget has."""
+
+import random
+import time
+
+import pytest
+
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.engine.schedule import Schedule
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.sampling import default_sampling
+from tests.fixtures.fakes import FakeClock, FakeModel, TimedContext
+
+GREEDY = default_sampling().with_values({"temp": 0})
+TOKEN_BYTES = 128 << 10
+NEW_TOKENS = 8
+
+
+def make_engine(
+    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, **memory: float
+) -> tuple[Engine, TimedContext]:
+    """Return an engine whose passes and copies take time on a clock: 10 ms a token, 5 GB/s."""
+    clock = FakeClock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    context = TimedContext(
+        **{
+            "n_ctx": 65_536,
+            "n_seq_max": 14,
+            "n_batch": 512,
+            "reply": lambda tokens: 97 + len(tokens) % 26,
+            "token_bytes": TOKEN_BYTES,
+            "clock": clock,
+            **memory,
+        }
+    )
+    engine = Engine(context, FakeModel(), None, schedule=schedule, token_bytes=TOKEN_BYTES)
+    return engine, context
+
+
+def reused_shares(
+    engine: Engine, users: int, rounds: int = 3, answer: int = 6, seed: int = 1
+) -> list[float]:
+    """Let users send chats in turn. Return for each round the share of their prompts that was
+    reused, without the new tokens of the turn.
+    """
+    rng = random.Random(seed)
+    chats = [[100 * seed + user, *rng.choices(range(256), k=99)] for user in range(users)]
+    shares = []
+    for number in range(rounds):
+        n_reused = n_reusable = 0
+        for chat in chats:
+            sequence = engine.submit(Request(tuple(chat), GREEDY, answer, ignore_eos=True))
+            while engine.is_busy:
+                engine.step()
+                engine.check()
+            result = engine.pop_answer(sequence)
+            n_reused += result.cached_tokens
+            n_reusable += len(chat) - (NEW_TOKENS + 1 if number else 0)
+            chat += [token.id for token in result.tokens]
+            chat += rng.choices(range(256), k=NEW_TOKENS)
+        shares.append(n_reused / n_reusable)
+    return shares
+
+
+def test_finished_answers_stay_in_a_pool_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, context = make_engine(monkeypatch, Schedule(10, idle_offload="measured"))
+    assert reused_shares(engine, 10) == [0, 1, 1]
+    assert context.copied_bytes == 0
+
+
+@pytest.mark.parametrize(("slots", "cells"), [(8, 65_536), (14, 512)], ids=["slots", "cells"])
+def test_finished_answers_without_slots_or_cells_go_to_host_memory(
+    monkeypatch: pytest.MonkeyPatch, slots: int, cells: int
+) -> None:
+    engine, _ = make_engine(
+        monkeypatch, Schedule(4, host_bytes=1 << 30), n_seq_max=slots, n_ctx=cells
+    )
+    assert reused_shares(engine, 10) == [0, 1, 1]
+
+
+def test_the_host_memory_keeps_the_latest_states_within_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = 300 * TOKEN_BYTES
+    engine, _ = make_engine(monkeypatch, Schedule(2, host_bytes=budget), n_seq_max=2)
+    nbytes = []
+    engine.ledger.check, check = (
+        lambda: (check(), nbytes.append(engine.scheduler.offload_store.nbytes)),
+        engine.ledger.check,
+    )
+    assert reused_shares(engine, 10)[2] == 0  # ten in turn, and four are kept
+    assert reused_shares(engine, 4, seed=2)[2] == 1
+    assert 0 < max(nbytes) <= budget
+
+
+def test_a_state_is_not_copied_where_computing_its_tokens_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, context = make_engine(
+        monkeypatch,
+        Schedule(4, host_bytes=1 << 30),
+        n_seq_max=4,
+        row_seconds=1e-4,
+        byte_seconds=1e-6,  # 0.13 s a token
+    )
+    reused_shares(engine, 10, rounds=4)
+    # the first state measures the costs
+    assert context.copied_bytes <= 2 * 200 * TOKEN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("mode", "cell_seconds", "is_cleared"),
+    [("measured", 1e-3, True), ("measured", 0.0, False), ("room", 1e-3, False)],
+)
+def test_idle_cells_leave_the_pool_where_they_cost_more_than_copies(
+    monkeypatch: pytest.MonkeyPatch, mode: str, cell_seconds: float, is_cleared: bool
+) -> None:
+    engine, context = make_engine(
+        monkeypatch, Schedule(4, idle_offload=mode, host_bytes=1 << 30), cell_seconds=cell_seconds
+    )
+    # some answers are stored for want of cells, so that copying is timed
+    context.n_ctx = 700
+    reused_shares(engine, 8, answer=12)
+    context.n_ctx = 65_536
+    assert reused_shares(engine, 8, answer=12, seed=2)[1:] == [1, 1]
+    assert (engine.ledger.used_cells < 400) == is_cleared
+
+
+def test_a_prefix_that_idle_slots_share_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_engine(monkeypatch, Schedule(4, host_bytes=1 << 30), n_seq_max=3)
+    stem = tuple(range(200))
+    for _ in range(2):
+        for user in range(8):
+            prompt = (*stem, *[250 - user] * 30)
+            sequence = engine.submit(Request(prompt, GREEDY, 2, ignore_eos=True))
+            while engine.is_busy:
+                engine.step()
+                engine.check()
+            answer = engine.pop_answer(sequence)
+    assert answer.cached_tokens == len(prompt) - 1
+    assert engine.scheduler.idle_offload.nbytes < (200 + 8 * 40) * TOKEN_BYTES
