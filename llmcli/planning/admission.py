@@ -8,9 +8,12 @@ larger than the memory. The system then reads them again and again, which only m
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from llmcli.hardware import host, memory_limits
 from llmcli.planning import upper_bound
+from llmcli.planning.machine import read_machine
+from llmcli.planning.resolve_options import plan_placement
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
@@ -18,6 +21,8 @@ from quant.model_file import load_checks, read_header
 
 # assumed bytes of the process besides the model: interpreter, vocabulary, graphs, prompts, answers
 PROCESS_BYTES = 256 << 20
+# parts of the free memory of devices for which to search a placement until it fits by a dry run
+DEVICE_SHARES = (1.0, 0.9, 0.75, 0.5, 0.0)
 
 
 def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> RunPlan:
@@ -46,9 +51,12 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         fits = free is None or free >= 0
         if fits and (not disk_warning or (plan.is_ctx_requested and fit_mode != "on")):
             return _with_note(plan, disk_warning, note)
-        nearest = dry_run.find_nearest(plan)
+        moved = _move_layers(plan) if dry_run.exceeds_device(plan) else None
+        nearest = moved or dry_run.find_nearest(plan)
         may_use = nearest and (
-            fit_mode == "on" or (not plan.is_ctx_requested and plan.only_shortens_to(nearest))
+            fit_mode == "on"
+            or (moved is not None and plan.options.gpu_layers == "auto")
+            or (moved is None and not plan.is_ctx_requested and plan.only_shortens_to(nearest))
         )
         # a change to a plan that is also slow gains nothing
         if nearest and may_use and not (fits and dry_run.disk_warning(nearest)):
@@ -63,6 +71,34 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         if fits:
             return _with_note(plan, disk_warning, note)
         raise dry_run.build_error(plan, nearest)
+
+
+def _move_layers(plan: RunPlan) -> RunPlan | None:
+    """Return the plan with fewer layers on GPUs and workers, so that it fits by a dry run. Return
+    None if no number of layers fits, or if the plan has none there.
+    """
+    from llmcli.planning import nearest_fit  # imported only when needed, because the import is slow
+
+    options = replace(plan.options, gpu_layers="auto", cpu_moe="auto", tensor_split=())
+    machine = read_machine()
+    for share in DEVICE_SHARES:
+        smaller = replace(
+            machine,
+            devices=tuple(
+                replace(device, free_bytes=int(device.free_bytes * share))
+                for device in machine.devices
+            ),
+        )
+        size = plan.context.n_ctx
+        placement = plan_placement(plan.header, options, smaller, size, plan.slots).placement
+        moved = replace(plan, placement=placement)
+        if moved == plan:
+            continue
+        with nearest_fit.open_nearest_fit(moved) as dry_run:
+            free = dry_run.free_after(moved)
+        if free is None or free >= 0:
+            return moved
+    return None
 
 
 def _with_note(plan: RunPlan, warning: str, note: Callable[[str], None]) -> RunPlan:

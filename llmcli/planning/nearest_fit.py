@@ -89,6 +89,11 @@ class NearestFit:
             )
         return min(free_values)
 
+    def exceeds_device(self, plan: RunPlan) -> bool:
+        """Return whether a plan needs more memory on a GPU or worker than is free there."""
+        shares = self.device_memory(plan)
+        return any(share.fits is False for share in shares if share.device != HOST_DEVICE)
+
     def largest_context(self, plan: RunPlan, *, weights: bool) -> int:
         """Return the longest context, in tokens, with which the plan fits. It is at most that of
         the plan, and 0 if no context fits. `weights`: as in `free_after`.

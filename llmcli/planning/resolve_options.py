@@ -2,6 +2,7 @@
 model file, before anything is loaded: context size, threads, GPU layers, flash attention.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,10 +11,19 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning.attention_stub import HeadShape
+from llmcli.planning.cache_layout import cache_bytes_by_layer
 from llmcli.planning.flash_attention_probe import AttentionCase, is_faster_without_flash
+from llmcli.planning.machine import Machine, read_machine
+from llmcli.planning.model_layout import read_layout
+from llmcli.planning.placement_search import (
+    PlacementRequest,
+    PlacementSearch,
+    PlannedPlacement,
+)
+from llmcli.planning.thread_count import choose_threads
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.cache_types import check_cache_types
+from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.engine import prefill_context
@@ -27,6 +37,7 @@ DEFAULT_MAX_CTX = 8192  # maximum context size if the user sets none
 # whose cells stay cached. More would cost time: each sequence needs memory for a row of logits, and
 # its cells slow down the others.
 CHAT_SEQUENCES = 4
+NO_DEVICES = ("none",)  # of --device: offload nothing
 SCORING_BYTES = 40 << 20  # maximum bytes of logits in a pass for prompts that are scored
 RESERVED_BYTES = 256 << 20  # memory that stays free for compute buffers and other programs
 MAX_PLAIN_ANSWERS = 8  # with more parallel answers, flash attention stays on
@@ -42,6 +53,7 @@ def resolve_options(
     slots: int = 1,
     predict: int | None = None,
     note: Callable[[str], None] = lambda text: None,
+    machine: Machine | None = None,
 ) -> tuple[RunOptions, ModelPlacement]:
     """Fill in the context size and the numbers of threads. Return the options, and the placement of
     the weights.
@@ -51,38 +63,105 @@ def resolve_options(
     after the first adds `predict` tokens, the length of an answer.
 
     `warn` receives a message about a context that is longer than the model was trained on. `note`
-    receives one about each default that the free memory has lowered. Raises
-    UserError for option values that no model supports. Whether this model fits into memory is
-    checked later, by `check_memory`.
+    receives one about each default that the free memory has lowered. `machine`: by default this
+    one. Raises UserError for option values that no model supports. Whether this model fits into
+    memory is checked later, by `check_memory`.
     """
     validate_options(options)
-    threads = options.threads or host.core_count()
-    placement = ModelPlacement(_gpu_layers(header, options, note), options.tensor_split)
+    machine = machine or read_machine()
     trained = header.context_length or 4096
     default_size = min(trained, DEFAULT_MAX_CTX)
     if slots > 1:
         answer_tokens = (slots - 1) * min(predict or 0, default_size)
         default_size = kv_size.round_up_cells(default_size + answer_tokens)
-    on_gpu = placement.uses_gpu
     check_positions(header, options.ctx_size or 0)
     default_size = min(default_size, header.max_positions or default_size)
-    size = options.ctx_size or min(
-        default_size,
-        _longest_context(header, options, slots, max(default_size, DEFAULT_MAX_CTX), on_gpu=on_gpu),
-    )
-    if options.ctx_size is None and size < default_size:
-        free = format_size(_free_bytes(on_gpu) or 0)
-        place = "on the GPU" if on_gpu else "in memory"
-        note(
-            f"{size:,} tokens of context instead of {default_size:,}, because {free} are free "
-            f"{place} (weights {format_size(header.tensor_bytes)}); -c N overrides this"
-        )
+    planned = plan_placement(header, options, machine, default_size, slots)
+    size = options.ctx_size or min(planned.n_ctx, default_size)
+    _note_lowered_defaults(header, options, machine, planned, default_size, note)
     if size > trained * slots:
         warn(f"a context of {size} exceeds the {trained} tokens this model was trained on")
     filled = replace(
-        options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads
+        options,
+        ctx_size=size,
+        threads=options.threads or choose_threads(machine.processor, read_layout(header)),
+        threads_batch=options.threads_batch or options.threads or machine.processor.usable_cores,
     )
-    return filled, placement
+    return filled, planned.placement
+
+
+def plan_placement(
+    header: ModelHeader, options: RunOptions, machine: Machine, default_size: int, slots: int = 1
+) -> PlannedPlacement:
+    """Return the placement and the context that suit a machine. `default_size`: the longest context
+    to choose if the user has set none. Raises UserError for a value of -ngl that is not a number,
+    auto or all.
+    """
+    layers = _parse_layers(options.gpu_layers)
+    if layers == 0 or options.devices == NO_DEVICES:
+        machine = machine.without_devices()
+    context = ContextOptions(
+        default_size,
+        options.batch_size,
+        options.ubatch_size,
+        slots,
+        type_k=options.cache_type_k,
+        type_v=options.cache_type_v,
+        flash_attn=options.flash_attn,
+        n_outputs=slots,
+        offload_kqv=options.kv_offload,
+        swa_full=options.reproducible,
+    )
+    request = PlacementRequest(
+        default_size,
+        layers if machine.devices else 0,
+        _parse_expert_layers(options.cpu_moe),
+        options.tensor_split,
+        options.ctx_size,
+    )
+    search = PlacementSearch(
+        read_layout(header),
+        machine,
+        context,
+        functools.cache(lambda each: cache_bytes_by_layer(header, each) or ()),
+    )
+    return search.choose(request)
+
+
+def _note_lowered_defaults(
+    header: ModelHeader,
+    options: RunOptions,
+    machine: Machine,
+    planned: PlannedPlacement,
+    default_size: int,
+    note: Callable[[str], None],
+) -> None:
+    """Pass to `note` a message about each default that the free memory has lowered."""
+    placement, layers = planned.placement, header.get_int("block_count") or 0
+    weights = format_size(header.tensor_bytes)
+    free = {device.name: device.free_bytes for device in machine.devices}
+    on_devices = " + ".join(format_size(nbytes) for nbytes in free.values())
+    if machine.devices and _parse_layers(options.gpu_layers) is None:
+        reason = f"because {on_devices} are free there (weights {weights})"
+        if 0 <= placement.gpu_layers <= layers:
+            note(
+                f"{placement.gpu_layers} of {layers} layers are on the GPU, {reason}; "
+                "-ngl N overrides this"
+            )
+        if placement.cpu_moe_layers and options.cpu_moe == "auto":
+            count = layers if placement.cpu_moe_layers < 0 else placement.cpu_moe_layers
+            note(
+                f"the experts of {count} of {layers} layers stay in the host's memory, {reason}; "
+                "--n-cpu-moe N overrides this"
+            )
+    if options.ctx_size is None and planned.n_ctx < default_size and machine.free_bytes is not None:
+        on_device = placement.uses_gpu and bool(free)
+        where = f"{on_devices} are free on the GPU" if on_device else ""
+        where = where or f"{format_size(machine.free_bytes)} are free in memory"
+        note(
+            f"{planned.n_ctx:,} tokens of context instead of {default_size:,}, because {where} "
+            f"(weights {weights}); -c N overrides this"
+        )
 
 
 def check_positions(header: ModelHeader, size: int, hint: str = "") -> None:
@@ -304,49 +383,12 @@ def validate_options(options: RunOptions) -> None:
     gemm.check_mode(options.gemm)
 
 
-def _longest_context(
-    header: ModelHeader, options: RunOptions, slots: int, max_tokens: int, on_gpu: bool
-) -> int:
-    """Return the longest context, in tokens, whose KV cache fits into memory together with the
-    weights. The search goes from `max_tokens` down to 512 in steps of 256 and accepts 512 without a
-    check. Return `max_tokens` if the free memory or the size of the cache is unknown.
-    """
-    free = _free_bytes(on_gpu)
-    cache_shape = _read_cache_shape(header, options)
-    if free is None or cache_shape is None:
-        return max_tokens
-    available = free - header.tensor_bytes - RESERVED_BYTES - _output_bytes(header, slots)
-    size = max_tokens
-
-    def cache_bytes(cells: int) -> int:
-        types = options.cache_type_k, options.cache_type_v
-        return kv_size.predict_cache(
-            cache_shape, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
-        ).nbytes
-
-    while size > 512 and cache_bytes(size) > available:
-        size -= kv_size.CELL_STEP
-    return size
-
-
-def _free_bytes(on_gpu: bool) -> int | None:
-    """Return the free bytes of the GPUs or of the host; None if unknown."""
-    return devices.free_gpu_bytes() if on_gpu else host.available_memory()
-
-
 def _read_cache_shape(header: ModelHeader, options: RunOptions) -> kv_size.CacheShape | None:
     """Return the cache shape of the model with these options, or None if it is unknown. With
     --reproducible, layers with a sliding window keep all cells.
     """
     shape = kv_size.read_shape(header.metadata)
     return kv_size.without_windows(shape) if shape and options.reproducible else shape
-
-
-def _output_bytes(header: ModelHeader, slots: int) -> int:
-    """Return the bytes of the logits of all `slots` sequences except the first, whose logits are
-    part of RESERVED_BYTES.
-    """
-    return 4 * _vocabulary_size(header) * (slots - 1)
 
 
 def _vocabulary_size(header: ModelHeader) -> int:
@@ -357,35 +399,29 @@ def _vocabulary_size(header: ModelHeader) -> int:
     )
 
 
-def _gpu_layers(header: ModelHeader, options: RunOptions, note: Callable[[str], None]) -> int:
-    """Return the number of layers on the GPU that -ngl asks for; -1: all. `note` receives a message
-    if `auto` does not place all of them there. Raises UserError for a value of -ngl that is not a
-    number, auto or all.
-
-    For `auto`, the number is estimated from the bytes of the weights and the free GPU memory.
-    (`largest_gpu_layers` in memory_plan.py finds the largest number that fits by dry runs; only
-    `llmcli plan` uses it.)
+def _parse_layers(value: str) -> int | None:
+    """Return the number of layers that a value of -ngl asks for; -1: all; None: auto. Raises
+    UserError for anything else.
     """
-    requested = options.gpu_layers.strip().lower()
-    if requested == "all":
-        return -1
-    if requested != "auto":
-        if not re.fullmatch(r"-?[0-9]{1,6}", requested):
-            raise UserError(
-                f"--gpu-layers is {options.gpu_layers!r}",
-                hint="-ngl takes a number of layers, auto or all",
-            )
-        return int(requested)
-    free = devices.free_gpu_bytes()
-    if free is None:
-        return 0  # no GPU in this build or machine
-    layers = header.get_int("block_count") or 1
-    share = (free - RESERVED_BYTES) * 0.9 / max(1, header.tensor_bytes)
-    if share >= 1:
-        return -1
-    n_offloaded = max(0, int(layers * share))
-    note(
-        f"{n_offloaded} of {layers} layers are on the GPU, because {format_size(free)} are free "
-        f"there (weights {format_size(header.tensor_bytes)}); -ngl N overrides this"
-    )
-    return n_offloaded
+    requested = value.strip().lower()
+    if requested in ("auto", "all"):
+        return None if requested == "auto" else -1
+    if not re.fullmatch(r"-?[0-9]{1,6}", requested):
+        raise UserError(
+            f"--gpu-layers is {value!r}", hint="-ngl takes a number of layers, auto or all"
+        )
+    return int(requested)
+
+
+def _parse_expert_layers(value: str) -> int | None:
+    """Return the number of layers that a value of --n-cpu-moe asks for; -1: all; None: auto. Raises
+    UserError for anything else.
+    """
+    requested = value.strip().lower()
+    if requested in ("auto", "all"):
+        return None if requested == "auto" else -1
+    if not re.fullmatch(r"[0-9]{1,6}", requested):
+        raise UserError(
+            f"--n-cpu-moe is {value!r}", hint="--n-cpu-moe takes a number of layers, auto or all"
+        )
+    return int(requested)

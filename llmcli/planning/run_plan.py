@@ -67,6 +67,10 @@ class RunPlan:
             changes.append(
                 f"a {other_options.cache_type_k} KV cache instead of {own_options.cache_type_k}"
             )
+        if self.placement != other.placement:
+            changes.append(
+                f"{_describe_layers(other.placement)} instead of {_describe_layers(self.placement)}"
+            )
         if self.required_slots > other.slots:
             changes.append(
                 f"{format_count(other.slots, 'sequence')} instead of {self.required_slots}"
@@ -78,7 +82,14 @@ class RunPlan:
         q8_0". Fewer sequences are described in words.
         """
         kinds = other.options.cache_type_k, other.options.cache_type_v
-        words = [f"-c {other.options.ctx_size}"]
+        words = []
+        if (changed := other.placement) != self.placement:
+            words.append(f"-ngl {changed.gpu_layers if changed.gpu_layers >= 0 else 'all'}")
+            if changed.cpu_moe_layers:
+                count = changed.cpu_moe_layers
+                words.append(f"--n-cpu-moe {count if count >= 0 else 'all'}")
+        if other.options.ctx_size != self.options.ctx_size or not words:
+            words.append(f"-c {other.options.ctx_size}")
         if kinds != (self.options.cache_type_k, self.options.cache_type_v):
             words.append(f"-ctk {kinds[0]} -ctv {kinds[1]}")
         return " ".join(words) + (
@@ -86,3 +97,12 @@ class RunPlan:
             if self.required_slots > other.slots
             else ""
         )
+
+
+def _describe_layers(placement: ModelPlacement) -> str:
+    """Return in words how many layers are on devices."""
+    if not placement.gpu_layers:
+        return "no layers on the GPU"
+    layers = "all layers" if placement.gpu_layers < 0 else f"{placement.gpu_layers} layers"
+    experts = " but some experts" if placement.cpu_moe_layers else ""
+    return f"{layers}{experts} on the GPU"

@@ -193,8 +193,10 @@ def _read_attention(arch: str, metadata: Mapping[str, Any]) -> _Attention | None
     n_layers = n_all - _number(arch, metadata, "nextn_predict_layers")
     if not 0 < n_layers <= n_all <= MAX_LAYERS:
         return None
-    heads = _per_layer(metadata.get(f"{arch}.attention.head_count", 0), n_all)
-    kv_heads = _per_layer(metadata.get(f"{arch}.attention.head_count_kv", list(heads)), n_all)
+    heads = per_layer_numbers(metadata.get(f"{arch}.attention.head_count", 0), n_all)
+    kv_heads = per_layer_numbers(
+        metadata.get(f"{arch}.attention.head_count_kv", list(heads)), n_all
+    )
     if not heads or not heads[0] or len(kv_heads) != n_all:
         return None
     window = 0
@@ -401,8 +403,10 @@ def _windowed_layers(
     )
 
 
-def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
-    """Return a metadata value as one integer per layer. A single integer holds for all layers."""
+def per_layer_numbers(value: Any, layers: int) -> tuple[int, ...]:
+    """Return a metadata value as one integer per layer. A single integer holds for all layers. Raises
+    TypeError and ValueError for anything else.
+    """
     return (
         (int(value),) * layers
         if isinstance(value, int)

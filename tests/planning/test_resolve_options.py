@@ -1,106 +1,126 @@
 """The options of a run that llmcli chooses if the user has not set them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from llmcli.config import load_config
 from llmcli.errors import UserError
 from llmcli.hardware import host
+from llmcli.hardware.processor import Processor
 from llmcli.planning import flash_attention_probe, resolve_options
 from llmcli.planning.attention_stub import HeadShape
+from llmcli.planning.cache_layout import cache_bytes_by_layer
+from llmcli.planning.machine import DEVICE_RESERVE_BYTES, Machine, OffloadDevice
+from llmcli.planning.memory_prediction import compute_bytes, distribute, predict_memory
+from llmcli.planning.model_layout import read_layout
+from llmcli.planning.placement_search import PROCESS_BYTES
+from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
 from llmcli.runtime.requests.request import RunOptions
+from llmcli.units import format_size
 from tests.fixtures.fakes import fake_header
 
+PROCESSOR = Processor(4, 0, 8, None, (4,))
 
-def resolve(monkeypatch, memory: int | None, **options):
-    """Return the resolved options, the placement and the warnings on a machine with `memory` bytes
-    and no GPU.
+
+def machine(memory: int | None, gpu: int | None = None) -> Machine:
+    """Return a machine with `memory` free bytes, and a GPU with `gpu` usable bytes."""
+    reserve = DEVICE_RESERVE_BYTES
+    devices = [] if gpu is None else [OffloadDevice("G", "gpu", gpu + reserve, 1 << 40, 400e9)]
+    # so slow that even a tiny model is faster on the GPU
+    return Machine(PROCESSOR, memory, 1e6, tuple(devices))
+
+
+def resolve(
+    memory: int | None, gpu: int | None = None, slots: int = 1, predict: int = 0, **options: Any
+) -> tuple[RunOptions, ModelPlacement, list[str]]:
+    """Return the resolved options, the placement, and the warnings and notes on a machine with
+    `memory` and `gpu` bytes.
     """
-    monkeypatch.setattr(host, "available_memory", lambda: memory)
-    monkeypatch.setattr(resolve_options.devices, "free_gpu_bytes", lambda: None)
-    warnings: list[str] = []
-    return (
-        *resolve_options.resolve_options(fake_header(), RunOptions(**options), warnings.append),
-        warnings,
-    )
-
-
-def test_default_context_is_the_trained_length(monkeypatch):
-    options, placement, warnings = resolve(monkeypatch, 1 << 34)
-    assert (options.ctx_size, placement, warnings) == (256, ON_HOST, [])
-    assert options.threads == options.threads_batch == host.core_count()
-
-
-def test_default_context_is_shortened_to_what_fits(monkeypatch):
-    monkeypatch.setattr(resolve_options.ModelHeader, "context_length", property(lambda _: 8192))
-    # the weights take 66,560 bytes, and there is memory for 1100 cells of 512 bytes
-    options, _, _ = resolve(monkeypatch, resolve_options.RESERVED_BYTES + 66_560 + 512 * 1100)
-    assert options.ctx_size == 1024
-
-
-def resolve_with_notes(monkeypatch, *, memory: int | None, gpu: int | None, **options):
-    """Return the resolved options and the notes on a machine with `memory` and `gpu` bytes free."""
-    monkeypatch.setattr(host, "available_memory", lambda: memory)
-    monkeypatch.setattr(resolve_options.devices, "free_gpu_bytes", lambda: gpu)
-    monkeypatch.setattr(resolve_options.ModelHeader, "context_length", property(lambda _: 8192))
     notes: list[str] = []
-    resolved, _ = resolve_options.resolve_options(
-        fake_header(), RunOptions(**options), notes.append, note=notes.append
+    resolved, placement = resolve_options.resolve_options(
+        fake_header(),
+        RunOptions(**options),
+        notes.append,
+        slots,
+        predict,
+        notes.append,
+        machine(memory, gpu),
     )
-    return resolved, notes
+    return resolved, placement, notes
 
 
-def test_a_lowered_default_is_said_with_the_flag_that_overrides_it(monkeypatch):
-    memory = resolve_options.RESERVED_BYTES + 66_560 + 512 * 1100
-    resolved, notes = resolve_with_notes(monkeypatch, memory=memory, gpu=None)
-    assert resolved.ctx_size == 1024
+@pytest.fixture
+def trained_on_8192(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve_options.ModelHeader, "context_length", property(lambda _: 8192))
+
+
+def needed_bytes(n_ctx: int, slots: int = 1) -> int:
+    """Return the free bytes of a host on which a context of `n_ctx` tokens just fits."""
+    layout = read_layout(fake_header())
+    options = ContextOptions(n_ctx, n_seq_max=slots, n_outputs=slots)
+    cache = cache_bytes_by_layer(fake_header(), options) or ()
+    host = predict_memory(layout, cache, options, distribute(ON_HOST, 2, ()), 0)[0]
+    return host.total + PROCESS_BYTES
+
+
+def test_default_context_is_the_trained_length() -> None:
+    options, placement, notes = resolve(1 << 34)
+    assert (options.ctx_size, placement, notes) == (256, ON_HOST, [])
+    assert options.threads_batch == 4
+
+
+def test_default_context_is_shortened_to_what_fits(trained_on_8192: None) -> None:
+    for n_ctx in (4096, 6144):
+        options, _, notes = resolve(needed_bytes(n_ctx))
+        assert options.ctx_size == n_ctx
+        free = format_size(needed_bytes(n_ctx))
+        assert notes == [
+            f"{n_ctx:,} tokens of context instead of 8,192, because {free} are free in memory "
+            "(weights 65.0 KiB); -c N overrides this"
+        ]
+    assert resolve(needed_bytes(4096), ctx_size=512)[2] == []
+    assert resolve(1 << 34)[2] == resolve(None)[2] == []
+
+
+def test_layers_that_do_not_fit_on_the_gpu_are_said(trained_on_8192: None) -> None:
+    compute = compute_bytes(read_layout(fake_header()), ContextOptions(512))
+    free = compute + 512 * 256 + 66_560  # one layer's cache of 512 tokens, and the output
+    _, placement, notes = resolve(1 << 34, free, ctx_size=512)
+    assert placement.gpu_layers == 2
+    where = format_size(free + DEVICE_RESERVE_BYTES)
     assert notes == [
-        "1,024 tokens of context instead of 8,192, because 256.6 MiB are free in memory "
-        "(weights 65.0 KiB); -c N overrides this"
-    ]
-    assert resolve_with_notes(monkeypatch, memory=memory, gpu=None, ctx_size=512)[1] == []
-    assert resolve_with_notes(monkeypatch, memory=1 << 34, gpu=None)[1] == []
-    assert resolve_with_notes(monkeypatch, memory=None, gpu=None)[1] == []
-
-
-def test_layers_that_do_not_fit_on_the_gpu_are_said(monkeypatch):
-    free = resolve_options.RESERVED_BYTES + 40_000
-    _, notes = resolve_with_notes(monkeypatch, memory=1 << 34, gpu=free, ctx_size=512)
-    assert notes == [
-        "1 of 2 layers are on the GPU, because 256.0 MiB are free there (weights 65.0 KiB); "
+        f"2 of 2 layers are on the GPU, because {where} are free there (weights 65.0 KiB); "
         "-ngl N overrides this"
     ]
-    for more in ({"gpu": 1 << 34}, {"gpu": free, "gpu_layers": "0"}, {"gpu": None}):
-        assert resolve_with_notes(monkeypatch, memory=1 << 34, ctx_size=512, **more)[1] == []
+    for gpu, layers in ((1 << 34, "auto"), (free, "0"), (free, "1"), (None, "auto")):
+        assert resolve(1 << 34, gpu, ctx_size=512, gpu_layers=layers)[2] == []
 
 
-def test_context_longer_than_the_trained_length_gives_a_warning(monkeypatch):
-    options, _, warnings = resolve(monkeypatch, 1 << 34, ctx_size=4096)
+def test_a_device_that_is_not_there_gets_no_layers() -> None:
+    assert resolve(1 << 34, None, gpu_layers="all")[1] == ON_HOST
+    assert resolve(1 << 34, 1 << 34, devices=("none",))[1] == ON_HOST
+    assert resolve(1 << 34, 1 << 34)[1].gpu_layers == -1
+    assert resolve(1 << 34, 1 << 34, gpu_layers="1")[1].gpu_layers == 1
+
+
+def test_context_longer_than_the_trained_length_gives_a_warning() -> None:
+    options, _, notes = resolve(1 << 34, ctx_size=4096)
     assert options.ctx_size == 4096
-    assert "256" in warnings[0]
+    assert "256" in notes[0]
 
 
-def test_each_sample_adds_the_tokens_of_its_answer_to_the_context(monkeypatch):
-    monkeypatch.setattr(host, "available_memory", lambda: 1 << 34)
-    monkeypatch.setattr(resolve_options.devices, "free_gpu_bytes", lambda: None)
-    warnings: list[str] = []
-
-    def size(**options) -> int | None:
-        return resolve_options.resolve_options(
-            fake_header(), RunOptions(**options), warnings.append, slots=4, predict=100
-        )[0].ctx_size
+def test_each_sample_adds_the_tokens_of_its_answer_to_the_context() -> None:
+    def size(memory: int = 1 << 34, **options: Any) -> int | None:
+        resolved, _, notes = resolve(memory, slots=4, predict=100, **options)
+        assert not [note for note in notes if "trained" in note]  # no sample is longer than that
+        return resolved.ctx_size
 
     assert size() == 768  # 256 + 3 * 100, rounded up
     assert size(ctx_size=1024) == 1024
-    assert not warnings  # no sample is longer than the trained length
-    monkeypatch.setattr(
-        host,
-        "available_memory",
-        lambda: resolve_options.RESERVED_BYTES + 66_560 + 3 * 4 * 260 + 512 * 600,
-    )
-    assert size() == 512
+    assert size(needed_bytes(512, 4)) == 512
 
 
 @pytest.mark.parametrize(
@@ -114,11 +134,13 @@ def test_each_sample_adds_the_tokens_of_its_answer_to_the_context(monkeypatch):
         {"gpu_layers": "--5"},
         {"gpu_layers": "²"},
         {"threads": 513},
+        {"cpu_moe": "some"},
+        {"cpu_moe": "-1"},
     ],
 )
-def test_invalid_option_raises_an_error_with_a_hint(monkeypatch, invalid):
+def test_invalid_option_raises_an_error_with_a_hint(invalid):
     with pytest.raises(UserError) as caught:
-        resolve(monkeypatch, 1 << 34, **invalid)
+        resolve(1 << 34, **invalid)
     assert caught.value.hint
 
 

@@ -14,6 +14,8 @@ class ContextOptions:
     - `unified`: all sequences share one pool of cells. If False, each sequence has `n_ctx` /
       `n_seq_max` cells for itself.
     - `n_outputs`: maximum rows of logits in a pass; at least one per sequence is always possible.
+    - `offload_kqv`: the KV cache of a layer is on the device of the layer. If False, all of it is on
+      the host.
     - `swa_full`: layers with a sliding window keep every cell, in order, and no work is offloaded
       to a GPU. The reproducible mode sets it.
     - `can_append`: cells that another context computed can be appended to a sequence.
@@ -32,6 +34,7 @@ class ContextOptions:
     flash_attn: str = "auto"
     unified: bool = True
     n_outputs: int = 1
+    offload_kqv: bool = True
     swa_full: bool = False
     can_append: bool = False
     gemm_min_rows: int = 0

@@ -4,6 +4,7 @@ buffers.
 
 import ctypes
 import functools
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,22 @@ class Device:
     kind: str
     free_bytes: int
     total_bytes: int
+
+    @property
+    def is_worker(self) -> bool:
+        """Return whether the device is that of an RPC worker."""
+        return self.name.startswith("RPC")
+
+    @property
+    def is_unified(self) -> bool:
+        """Return whether the device uses the memory of the host: an integrated GPU, or Metal on
+        Apple's processors.
+        """
+        return self.kind == "igpu" or (self.name.startswith(("Metal", "MTL")) and _is_apple_arm())
+
+
+def _is_apple_arm() -> bool:
+    return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 
 @dataclass(frozen=True, slots=True)

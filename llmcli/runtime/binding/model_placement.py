@@ -16,6 +16,8 @@ class ModelPlacement:
     - `gpu_layers`: how many layers to put on GPUs and RPC workers; negative for all.
     - `tensor_split`: the proportions of the layers that each of these devices gets; empty to
       distribute the layers by free memory.
+    - `cpu_moe_layers`: how many layers keep their experts on the host; negative for all. Layers are
+      counted from the first.
     - `repack`: let llama.cpp copy weights into the layout of the CPU's kernels. On a CPU with AMX,
       models with latent attention are never repacked, because llama.cpp aborts on a product of a
       repacked matrix with a tensor that is not in memory order.
@@ -24,6 +26,7 @@ class ModelPlacement:
 
     gpu_layers: int = ALL_GPU_LAYERS
     tensor_split: tuple[float, ...] = ()
+    cpu_moe_layers: int = 0
     repack: bool = True
     latent: bool | None = None
 

@@ -23,8 +23,11 @@ class RunOptions:
       0 for no such context.
     - `gemm`: "ggml" leaves all matrix products to ggml. "auto" uses llmcli's own code for products
       of many rows where it is faster (binding/kernels/gemm.py).
-    - `tensor_split`: proportions of the layers for each GPU and RPC worker; empty to distribute
-      them by free memory.
+    - `tensor_split`: proportions of the layers for each GPU and RPC worker; empty to let llmcli
+      choose them.
+    - `cpu_moe`: how many layers keep their experts on the host: a number, "auto" or "all".
+    - `kv_offload`: False keeps the KV cache on the host.
+    - `devices`: the names of the devices to use; empty for all, ("none",) for none.
     """
 
     ctx_size: int | None = None
@@ -42,6 +45,9 @@ class RunOptions:
     prefill_cells: int = 0
     gemm: str = "auto"
     tensor_split: tuple[float, ...] = ()
+    cpu_moe: str = "auto"
+    kv_offload: bool = True
+    devices: tuple[str, ...] = ()
 
     @property
     def max_rows(self) -> int:

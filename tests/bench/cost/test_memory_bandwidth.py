@@ -5,7 +5,8 @@ from dataclasses import replace
 from llmcli.bench.cost import memory_bandwidth
 from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from llmcli.bench.roofline import MachineBandwidth
-from llmcli.hardware import host
+from llmcli.hardware.processor import read_processor
+from scripts.laboratory.kernel_files import write_files
 
 
 def test_every_thread_reads_its_segment_in_every_round(monkeypatch):
@@ -45,23 +46,16 @@ def test_the_bandwidth_is_the_fastest_reading_beyond_the_cache():
     assert replace(machine, cache_bytes=400).bandwidth is None
 
 
-def test_caches_that_cores_share_are_counted_once(tmp_path, monkeypatch):
+def test_caches_that_cores_share_are_counted_once(tmp_path):
     for cpu, shared in ((0, "0-1"), (1, "0-1"), (2, "2")):
         for level, kind, size in ((1, "Data", 32), (1, "Instruction", 64), (3, "Unified", 1024)):
-            folder = tmp_path / str(cpu) / f"index{level}{kind}"
-            folder.mkdir(parents=True)
+            folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index{level}{kind}"
             files = {
                 "type": kind,
                 "level": str(level),
                 "shared_cpu_list": shared,
                 "size": f"{size}K",
             }
-            for name, text in files.items():
-                (folder / name).write_text(text + "\n")
-    monkeypatch.setattr(
-        host, "_cache_folders", lambda cpu: sorted((tmp_path / str(cpu)).glob("index*"))
-    )
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert host.last_cache_bytes() == 2048 * 1024
-    monkeypatch.setattr(host, "_cache_folders", lambda cpu: [])
-    assert host.last_cache_bytes() is None
+            write_files(tmp_path, {f"{folder}/{name}": text for name, text in files.items()})
+    assert read_processor(tmp_path, {0, 1, 2}, "Linux").last_cache_bytes == 2048 * 1024
+    assert read_processor(tmp_path, {3}, "Linux").last_cache_bytes is None

@@ -1,0 +1,91 @@
+"""The bytes of the KV cache and of recurrent states by layer, for the placement of layers on
+devices.
+
+Source of the sizes of states: llama_hparams::n_embd_r and n_embd_s in src/llama-hparams.cpp.
+"""
+
+from llmcli.runtime import kv_size
+from llmcli.runtime.binding.context_options import ContextOptions
+from quant.model_file.model_header import ModelHeader
+
+STATE_VALUE_BYTES = 4  # states are 32-bit floats
+# Of every n layers, the last has attention and the others have recurrent state
+# (load_arch_hparams in src/models/*.cpp).
+ATTENTION_INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+# Architectures whose layers all have recurrent state; those of the second set also have attention.
+RECURRENT_ARCHS = {"mamba", "mamba2"}
+PARALLEL_ARCHS = {"falcon-h1"}
+
+
+def cache_bytes_by_layer(header: ModelHeader, options: ContextOptions) -> tuple[int, ...] | None:
+    """Return the bytes that each layer stores for a context. None: unknown for this model."""
+    shape = kv_size.read_shape(header.metadata)
+    if shape is not None:
+        return _attention_bytes(shape, options)
+    return _hybrid_bytes(header, options)
+
+
+def _attention_bytes(shape: kv_size.CacheShape, options: ContextOptions) -> tuple[int, ...]:
+    cache = kv_size.predict_cache(
+        kv_size.without_windows(shape) if options.swa_full else shape,
+        options.n_ctx,
+        options.type_k,
+        options.type_v,
+        n_ubatch=options.n_ubatch,
+        n_seq_max=options.n_sequences,
+        flash=options.flash_attn != "off",
+        unified=options.unified,
+    )
+    return tuple(layer.k_bytes + layer.v_bytes for layer in cache.layers)
+
+
+def _hybrid_bytes(header: ModelHeader, options: ContextOptions) -> tuple[int, ...] | None:
+    """Return the bytes of the layers of a model with recurrent states (Mamba), or None if it has
+    states of another kind.
+    """
+    n_layers = header.get_int("block_count") or 0
+    inner, state, kernel, groups = (
+        header.get_int(f"ssm.{name}") or 0
+        for name in ("inner_size", "state_size", "conv_kernel", "group_count")
+    )
+    if not n_layers or not inner or not state:
+        return None
+    has_attention = _attention_layers(header, n_layers)
+    if has_attention is None:
+        return None
+    values = state * inner + max(0, kernel - 1) * (inner + 2 * groups * state)
+    state_bytes = STATE_VALUE_BYTES * values * options.n_sequences
+    attention = [0] * n_layers
+    if any(has_attention):
+        prefix = f"{header.architecture}."
+        metadata = {
+            key: value
+            for key, value in header.metadata.items()
+            if not key.startswith(tuple(prefix + name for name in kv_size.UNPREDICTED_KEYS))
+        }
+        shape = kv_size.read_shape(metadata)
+        if shape is None:
+            return None
+        attention = [
+            nbytes * has
+            for nbytes, has in zip(_attention_bytes(shape, options), has_attention, strict=True)
+        ]
+    is_parallel = header.architecture in PARALLEL_ARCHS
+    return tuple(
+        nbytes + (0 if has and not is_parallel else state_bytes)
+        for nbytes, has in zip(attention, has_attention, strict=True)
+    )
+
+
+def _attention_layers(header: ModelHeader, n_layers: int) -> list[bool] | None:
+    """Return for each layer of a hybrid whether it has attention, or None if this is unknown."""
+    arch = header.architecture
+    if arch in RECURRENT_ARCHS:
+        return [False] * n_layers
+    if arch in PARALLEL_ARCHS:
+        return [True] * n_layers
+    if interval := header.get_int("full_attention_interval") or ATTENTION_INTERVALS.get(arch):
+        return [(layer + 1) % interval == 0 for layer in range(n_layers)]
+    heads = header.metadata.get(f"{arch}.attention.head_count_kv")
+    counts = kv_size.per_layer_numbers(heads, n_layers) if heads is not None else ()
+    return [count > 0 for count in counts] if len(counts) == n_layers else None

@@ -1,0 +1,140 @@
+"""The bytes of a model file by layer, from its header: what placement and speed are computed from."""
+
+import re
+from dataclasses import dataclass, replace
+
+from llmcli.runtime import kv_size
+from quant.model_file.model_header import ModelHeader
+
+LAYER_NAME = re.compile(r"blk\.(\d+)\.")
+# tensors with all experts of a layer; those of --n-cpu-moe in common/arg.cpp
+EXPERTS_NAME = re.compile(r"blk\.\d+\.ffn_(up|down|gate|gate_up)_(ch|)exps")
+EMBEDDING = "token_embd.weight"
+OUTPUT = "output.weight"
+INPUT_NAMES = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The weights of a layer in bytes. `dense`: read for every token. `experts`: all experts.
+    `largest_dense`, `largest_experts`: the largest tensor of each kind.
+    """
+
+    dense: int = 0
+    experts: int = 0
+    largest_dense: int = 0
+    largest_experts: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all weights of the layer."""
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """The weights of a model by place, in bytes.
+
+    - `layers`: by number of the layer.
+    - `inputs`: embeddings, which always stay on the host, and of which a token reads one row.
+    - `output`: the output matrix and its norm. A model without an output matrix uses the embeddings
+      (`is_tied`), of which a device then gets a copy.
+    - `expert_share`: the part of the experts that a token reads.
+    - `width`, `ffn_width`, `n_vocab`: values of a token between layers, of the widest product inside
+      a layer, and of a row of logits.
+    - `query_values`: values of all queries of a layer. `query_heads`: their number.
+    """
+
+    layers: tuple[LayerWeights, ...]
+    inputs: int
+    output: int
+    is_tied: bool
+    expert_share: float
+    width: int
+    ffn_width: int
+    n_vocab: int
+    query_values: int
+    query_heads: int
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all weights in the file."""
+        tied = self.output if self.is_tied else 0
+        return self.inputs + self.output - tied + sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        """Return whether any layer has experts."""
+        return any(layer.experts for layer in self.layers)
+
+    def read_bytes(self, layer: LayerWeights) -> float:
+        """Return the bytes of a layer that a token reads."""
+        return layer.dense + layer.experts * self.expert_share
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Return the bytes of weights that a token reads."""
+        return self.output + sum(map(self.read_bytes, self.layers))
+
+
+def read_layout(header: ModelHeader) -> ModelLayout:
+    """Return the layout of a model file."""
+    n_layers = header.get_int("block_count") or 0
+    layers = [LayerWeights()] * n_layers
+    inputs = output = 0
+    names = {tensor.name for tensor in header.tensors}
+    width = n_vocab = widest = 0
+    for tensor in header.tensors:
+        name = tensor.name
+        found = LAYER_NAME.match(name)
+        if found is None:
+            is_input = name.split(".", 1)[0] in INPUT_NAMES
+            inputs += tensor.nbytes if is_input else 0
+            output += 0 if is_input else tensor.nbytes
+            if name == EMBEDDING:
+                width, n_vocab = tensor.shape[0], tensor.shape[-1]
+                output += tensor.nbytes if OUTPUT not in names else 0
+            continue
+        layer = int(found[1])
+        if layer >= n_layers:
+            continue
+        old, size = layers[layer], tensor.nbytes
+        if EXPERTS_NAME.match(name):
+            layers[layer] = replace(
+                old, experts=old.experts + size, largest_experts=max(old.largest_experts, size)
+            )
+        else:
+            layers[layer] = replace(
+                old, dense=old.dense + size, largest_dense=max(old.largest_dense, size)
+            )
+            if len(tensor.shape) == 2:
+                widest = max(widest, tensor.shape[1])
+    n_experts = header.get_int("expert_count") or 0
+    n_used = header.get_int("expert_used_count") or 0
+    expert_ffn = header.get_int("expert_feed_forward_length") or 0
+    if n_experts and n_used:
+        # each of the used experts has an output as wide as the model
+        widest = max(widest, n_used * max(expert_ffn, width))
+    heads = _largest(header, "attention.head_count")
+    head = header.get_int("attention.key_length") or (width // heads if heads else 0)
+    return ModelLayout(
+        tuple(layers),
+        inputs,
+        output,
+        OUTPUT not in names and EMBEDDING in names,
+        min(1.0, n_used / n_experts) if n_experts and n_used else 1.0,
+        width,
+        widest,
+        n_vocab,
+        heads * head,
+        heads,
+    )
+
+
+def _largest(header: ModelHeader, key: str) -> int:
+    """Return a number of the header; the largest one if it has one for each layer. 0: unknown."""
+    value = header.metadata.get(f"{header.architecture}.{key}", 0)
+    try:
+        return max(kv_size.per_layer_numbers(value, header.get_int("block_count") or 1), default=0)
+    except (TypeError, ValueError, OverflowError):
+        return 0
