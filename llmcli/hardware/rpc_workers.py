@@ -8,21 +8,37 @@ the same protocol and with a time limit.
 Source: ggml-rpc.cpp.
 """
 
+import functools
 import ipaddress
+import re
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import llmcli
 from llmcli.errors import UserError
 from llmcli.hardware.host import machine_identity as host_identity
-from llmcli.runtime.binding import devices, rpc
+from llmcli.runtime.binding import contract, devices, rpc
 
 DEFAULT_PORT = 50052  # default port of ggml-rpc-server
-PROTOCOL_VERSION = (7, 0)  # RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION of ggml-rpc.h
 TIMEOUT_SECONDS = 5.0  # a worker that does not answer in this time counts as busy
-HELLO_COMMAND, DEVICE_COUNT_COMMAND, DEVICE_MEMORY_COMMAND = 14, 15, 11  # enum rpc_cmd
+HELLO_COMMAND, DEVICE_COUNT_COMMAND, DEVICE_MEMORY_COMMAND = (
+    contract.HEADER_NUMBERS[f"RPC_CMD_{name}"]
+    for name in ("HELLO", "DEVICE_COUNT", "GET_DEVICE_MEMORY")
+)
 CAPABILITY_BYTES = 24  # length of the capabilities in the hello command; all zero for plain TCP
+# prints the version of llama.cpp's protocol
+VERSION_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from llmcli.runtime.binding import library, rpc; library.load_alone(); "
+    "rpc.print_protocol_version()"
+)
+VERSION_LINE = re.compile(r"Starting RPC server v(\d+)\.(\d+)\.(\d+)")
+VERSION_SECONDS = 60.0  # time for the child process that prints the version
 MAX_DEVICES = 64  # an answer with more devices is not from a worker
 
 
@@ -116,6 +132,28 @@ def probe_worker(endpoint: str) -> RpcWorker:
         ) from None
 
 
+@functools.cache
+def protocol_version() -> tuple[int, int, int]:
+    """Return the version of the protocol that this build of llama.cpp uses with its workers, as
+    (major, minor, patch). A child process prints it.
+
+    Raises UserError for a build without RPC, and if the version is not printed.
+    """
+    rpc.require_backend()
+    program = [sys.executable, "-P", "-c", VERSION_PROGRAM, str(Path(llmcli.__path__[0]).parent)]
+    try:
+        output = subprocess.run(
+            program, capture_output=True, timeout=VERSION_SECONDS, text=True, errors="replace"
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        output = ""
+    found = VERSION_LINE.search(output)
+    if found is None:
+        raise contract.version_error("it does not print the protocol of its workers")
+    major, minor, patch = map(int, found.groups())
+    return major, minor, patch
+
+
 def unreachable_workers(addresses: Sequence[str]) -> list[str]:
     """Return those of the addresses (host:port) that accept no TCP connection."""
 
@@ -165,10 +203,11 @@ def _query_worker(connection: socket.socket, endpoint: str) -> RpcWorker:
     except EOFError:
         raise not_a_worker from None
     major, minor, patch = answer[0], answer[1], answer[2]
-    if major != PROTOCOL_VERSION[0] or minor > PROTOCOL_VERSION[1]:
+    own_major, own_minor, _ = protocol_version()
+    if major != own_major or minor > own_minor:
         raise UserError(
             f"the worker at {endpoint} uses protocol {major}.{minor}, this build"
-            f" {PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}",
+            f" {own_major}.{own_minor}",
             hint="use the same version of llmcli on both machines",
         )
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quant import installation
 from quant.errors import DamagedSourceError, UserError
-from quant.native import kernels
+from quant.native import ggml_contract, kernels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,19 +185,6 @@ class ScaleSearchResult:
         )
 
 
-class _Traits(ctypes.Structure):
-    """The beginning of `struct ggml_type_traits` (ggml.h), up to to_float."""
-
-    _fields_ = [
-        ("type_name", ctypes.c_char_p),
-        ("blck_size", ctypes.c_int64),
-        ("blck_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", ctypes.c_void_p),
-    ]
-
-
 _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
@@ -224,9 +211,10 @@ def open_library() -> ctypes.CDLL:
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the types of the library's functions. Raises UserError if its type table has an
-    unknown layout.
+    """Declare the types of the library's functions. Raises UserError if the library is not as
+    ggml_contract.py expects.
     """
+    ggml_contract.check_library(lib, TYPE_NAMES)
     i64, size, ptr = ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
     lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, ptr, ptr, i64, i64, i64, ptr]
     lib.ggml_quantize_chunk.restype = size
@@ -237,19 +225,6 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     for name in ("ggml_fp16_to_fp32_row", "ggml_bf16_to_fp32_row"):
         getattr(lib, name).argtypes = [ptr, ptr, i64]
         getattr(lib, name).restype = None
-    lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
-    lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
-    probe = lib.ggml_get_type_traits(TYPE_NUMBERS["Q4_K"])[0]
-    if (probe.type_name, probe.blck_size, probe.type_size, probe.is_quantized) != (
-        b"q4_K",
-        256,
-        144,
-        True,
-    ):
-        raise UserError(
-            "unsupported version of llama-cpp-python: its type table has another layout",
-            hint=f"{installation.install_llama_command()} installs the version that fits",
-        )
     return lib
 
 

@@ -1,20 +1,17 @@
 """The data types that the K and V cache may have, and the modes of flash attention."""
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding import contract
 
 # the types that llama.cpp accepts for a KV cache (-ctk, -ctv), by their number in enum ggml_type
 KV_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "iq4_nl": 20,
-    "bf16": 30,
+    name: contract.TENSOR_TYPES[name]
+    for name in ("f32", "f16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "bf16")
 }
-FLASH_MODES = {"auto": -1, "off": 0, "on": 1}
+FLASH_MODES = {
+    mode: contract.CONSTANTS[f"LLAMA_FLASH_ATTN_TYPE_{name}"]
+    for mode, name in (("auto", "AUTO"), ("off", "DISABLED"), ("on", "ENABLED"))
+}
 
 
 def check_cache_types(type_k: str, type_v: str, flash_attn: str) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+from llmcli.runtime.binding.contract import MAX_SEQUENCES as MAX_SEQUENCES
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,14 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
+from llmcli.runtime.binding.contract import HEADER_NUMBERS
 from llmcli.runtime.binding.library import ggml
 
 HOST_DEVICE, GPU_KINDS = "CPU", ("gpu", "igpu")
-DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_dev_type
+DEVICE_KINDS = {
+    HEADER_NUMBERS[f"GGML_BACKEND_DEVICE_TYPE_{kind.upper()}"]: kind
+    for kind in ("cpu", "gpu", "igpu", "accel")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,21 @@ def list_devices() -> list[Device]:
     return result
 
 
+def rpc_devices() -> dict[str, tuple[str, ...]]:
+    """Return the devices of the RPC workers that llama.cpp uses, as a dictionary from the address
+    of a worker, "host:port", to the names of its devices. This asks no worker for anything.
+    """
+    library = _functions()
+    names: dict[str, tuple[str, ...]] = {}
+    for index in range(library.ggml_backend_dev_count()):
+        device = library.ggml_backend_dev_get(index)
+        if library.ggml_backend_reg_name(library.ggml_backend_dev_backend_reg(device)) == b"RPC":
+            endpoint = library.ggml_backend_dev_description(device).decode()
+            name = library.ggml_backend_dev_name(device).decode()
+            names[endpoint] = (*names.get(endpoint, ()), name)
+    return names
+
+
 def free_gpu_bytes() -> int | None:
     """Return the free bytes of all GPUs together, including those of RPC workers. Return None if
     there is no GPU.
@@ -148,6 +167,7 @@ def _functions() -> Any:
         ("buffer_get_type", ctypes.c_void_p, [ctypes.c_void_p]),
         ("dev_by_type", ctypes.c_void_p, [ctypes.c_int]),
         ("dev_backend_reg", ctypes.c_void_p, [ctypes.c_void_p]),
+        ("reg_name", ctypes.c_char_p, [ctypes.c_void_p]),
         ("reg_get_proc_address", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
     ):
         function = getattr(library, f"ggml_backend_{name}")

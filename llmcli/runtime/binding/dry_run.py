@@ -15,21 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.devices import BufferType, read_type_of_buffer
-from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.ggml_tensor import Tensor
+from llmcli.runtime.binding.library import ggml
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 
-# llama_internal_get_tensor_map (src/llama-model.h): a reference to a vector<pair<string,
-# ggml_tensor *>>.
-TENSOR_MAP_SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
-# bytes of a pair: libstdc++'s string (pointer, length, 16 bytes of buffer), and the address of the
-# tensor
+# llama_internal_get_tensor_map (src/llama-model.h) returns a reference to a vector<pair<string,
+# ggml_tensor *>>. Bytes of a pair: libstdc++'s string (pointer, length, 16 bytes of buffer), and the
+# address of the tensor.
 PAIR_BYTES = 40
-BUFFER_OFFSET_BYTES = 8  # offset of `buffer` in struct ggml_tensor, after its type
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class DryRun:
         Return None when this build of llama.cpp does not export its table of tensors, or lays it
         out differently.
         """
-        function = getattr(getattr(lib(), "_lib", None), TENSOR_MAP_SYMBOL, None)
+        function = contract.optional_function(ggml(), contract.TENSOR_MAP)
         if function is None or not sys.platform.startswith("linux"):
             return None
         function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -102,7 +101,7 @@ def _tensor(pair: int) -> tuple[str, BufferType]:
     llama.cpp's table of tensors.
     """
     name, length, _, _, tensor = _words(pair, 5)
-    (buffer,) = _words(tensor + BUFFER_OFFSET_BYTES, 1)
+    (buffer,) = _words(tensor + Tensor.buffer.offset, 1)
     return ctypes.string_at(name, length).decode("utf-8", "replace"), read_type_of_buffer(buffer)
 
 

@@ -2,8 +2,7 @@
 inputs of matrix products, from which importance matrices are collected.
 
 llama.cpp calls it twice for each node of the graph: before the node is computed, to ask whether the
-callback wants its data, and afterwards with the data. A node is a `struct ggml_tensor`. The Python
-class that mirrors this struct is checked against the library before it is used.
+callback wants its data, and afterwards with the data. A node is a `struct ggml_tensor`.
 """
 
 import ctypes
@@ -15,49 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.errors import UserError
+from llmcli.runtime.binding.contract import TENSOR_TYPES
+from llmcli.runtime.binding.ggml_tensor import MATMUL_OP, Tensor, declare_functions
 from llmcli.runtime.binding.library import ggml, lib
 
 # a product with fewer rows is not counted as a batch of text, as in tools/imatrix/imatrix.cpp
 MIN_ROWS = 16
-F32, I32 = 0, 26  # enum ggml_type
-MATMUL_OP, EXPERT_MATMUL_OP = b"MUL_MAT", b"MUL_MAT_ID"
+F32, I32 = TENSOR_TYPES["f32"], TENSOR_TYPES["i32"]
+EXPERT_MATMUL_OP = b"MUL_MAT_ID"
 FINAL_NORM = "result_norm"  # name of the tensor that most architectures multiply by the head
 # names in build_attn_mha (src/llama-graph.cpp): the product of values and attention weights, and
 # the attention weights
 ATTENTION_PREFIX, WEIGHTS_PREFIX = b"kqv-", "kq_soft_max"
-OBJECT_BYTES = 32  # bytes of a struct ggml_object
-
-
-class _Tensor(ctypes.Structure):
-    """The Python mirror of `struct ggml_tensor` (ggml.h)."""
-
-    _fields_ = [
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
-        ("extra", ctypes.c_void_p),
-        ("padding", ctypes.c_char * 8),
-    ]
-
-
-class _InitParams(ctypes.Structure):
-    """The Python mirror of `struct ggml_init_params` (ggml.h)."""
-
-    _fields_ = [
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +117,7 @@ class ProductWatcher:
         With `ask`, return whether llama.cpp shall call again when the node is computed. Otherwise
         pass its data to the sink, and return whether the pass continues.
         """
-        node = _Tensor.from_address(pointer)
+        node = Tensor.from_address(pointer)
         if (
             self.last_weight in self._heads
             and node.ne[1] >= MIN_ROWS
@@ -161,7 +129,7 @@ class ProductWatcher:
             op = self._ops[node.op] = self._functions.ggml_op_name(node.op)
         if op not in (MATMUL_OP, EXPERT_MATMUL_OP):
             return not ask
-        weight, activations = _Tensor.from_address(node.src[0]), _Tensor.from_address(node.src[1])
+        weight, activations = Tensor.from_address(node.src[0]), Tensor.from_address(node.src[1])
         is_attention = (
             op == MATMUL_OP
             and node.name.startswith(ATTENTION_PREFIX)
@@ -174,11 +142,11 @@ class ProductWatcher:
         if is_attention:
             self.sink(AttentionMix(name, self._array(activations, np.float32)[0]))
             return name != self.last_weight
-        ids = _Tensor.from_address(node.src[2]) if op == EXPERT_MATMUL_OP else None
+        ids = Tensor.from_address(node.src[2]) if op == EXPERT_MATMUL_OP else None
         self._report_product(name, weight, activations, ids, int(node.src[1]))
         return name != self.last_weight
 
-    def _end_at_head(self, pointer: int, node: _Tensor) -> bool:
+    def _end_at_head(self, pointer: int, node: Tensor) -> bool:
         """Call the sink with the input of the head, the computed node `node`, and return False to
         end the pass.
         """
@@ -196,7 +164,7 @@ class ProductWatcher:
         return False
 
     def _report_product(
-        self, name: str, weight: _Tensor, activations: _Tensor, ids: _Tensor | None, address: int
+        self, name: str, weight: Tensor, activations: Tensor, ids: Tensor | None, address: int
     ) -> None:
         """Call the sink with a computed product. `ids`: the tensor of chosen experts, or None.
         `address`: the address of the ggml_tensor `activations`.
@@ -216,7 +184,7 @@ class ProductWatcher:
             )
         self.sink(ProductInput(name, rows, (weight.ne[2], weight.ne[3]), experts, key))
 
-    def _array(self, tensor: _Tensor, kind: Any) -> NDArray[Any]:
+    def _array(self, tensor: Tensor, kind: Any) -> NDArray[Any]:
         """Return the data of a tensor as an array `[ne3, ne2, ne1, ne0]`. It is a view if the data
         is in host memory, and a copy otherwise.
         """
@@ -240,49 +208,14 @@ def _base_name(name: bytes) -> str:
 
 @functools.cache
 def _functions() -> Any:
-    """Return libggml with the types of its functions declared for ctypes.
-
-    Raises UserError if its tensors do not have the layout of `_Tensor`.
-    """
+    """Return libggml with the types of its functions declared for ctypes."""
     library, pointer = ggml(), ctypes.c_void_p
+    declare_functions(library)
     for name, result, arguments in (
-        ("ggml_tensor_overhead", ctypes.c_size_t, []),
-        ("ggml_init", pointer, [_InitParams]),
-        ("ggml_free", None, [pointer]),
-        ("ggml_new_tensor_2d", pointer, [pointer, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]),
-        ("ggml_set_name", pointer, [pointer, ctypes.c_char_p]),
-        ("ggml_mul_mat", pointer, [pointer, pointer, pointer]),
-        ("ggml_op_name", ctypes.c_char_p, [ctypes.c_int]),
         ("ggml_nbytes", ctypes.c_size_t, [pointer]),
         ("ggml_backend_buffer_is_host", ctypes.c_bool, [pointer]),
         ("ggml_backend_tensor_get", None, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    tensor_bytes = library.ggml_tensor_overhead() - OBJECT_BYTES
-    if tensor_bytes != ctypes.sizeof(_Tensor) or not _mirror_is_correct(library):
-        raise UserError(
-            "this version of llama-cpp-python has an unknown tensor layout",
-            hint="run scripts/setup to install a version that works with llmcli",
-        )
     return library
-
-
-def _mirror_is_correct(library: Any) -> bool:
-    """Return whether `_Tensor` reads the fields of a product of two empty matrices correctly."""
-    context = library.ggml_init(_InitParams(1 << 16, None, True))
-    try:
-        weight, activations = (library.ggml_new_tensor_2d(context, F32, 8, rows) for rows in (3, 5))
-        library.ggml_set_name(weight, b"some.weight")
-        node = _Tensor.from_address(library.ggml_mul_mat(context, weight, activations))
-        mirror = _Tensor.from_address(node.src[0])
-        return (
-            library.ggml_op_name(node.op) == MATMUL_OP
-            and tuple(node.ne) == (3, 5, 1, 1)
-            and node.src[1] == activations
-            and mirror.name == b"some.weight"
-            and tuple(mirror.nb) == (4, 32, 96, 96)
-            and mirror.type == F32
-        )
-    finally:
-        library.ggml_free(context)

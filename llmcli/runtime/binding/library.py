@@ -16,8 +16,9 @@ from typing import Any
 
 from llmcli import config
 from llmcli.errors import UserError
+from llmcli.runtime.binding import contract
 
-LOG_ERROR = 4  # enum ggml_log_level
+LOG_ERROR = contract.HEADER_NUMBERS["GGML_LOG_LEVEL_ERROR"]
 
 
 class _ErrorLines(threading.local):
@@ -39,7 +40,8 @@ def lib() -> Any:
     """Return the module llama_cpp.llama_cpp, the ctypes binding of llama.h. The first call loads
     and initializes llama.cpp, and starts to collect the errors in its log for `last_log_lines`.
 
-    Raises UserError when llama-cpp-python is not installed or does not load.
+    Raises UserError when llama-cpp-python is not installed or does not load, and when it is not the
+    version that llmcli needs (contract.py).
     """
     config.disable_backtrace()
     try:
@@ -55,9 +57,17 @@ def lib() -> Any:
             hint="it may have been built for another CPU: "
             "delete the cached wheel and run scripts/setup again",
         ) from None
+    except AttributeError as error:  # the binding is newer than the library
+        raise contract.version_error(f"the library and its binding differ: {error}") from None
+    contract.check(module)
     _callbacks.append(module.llama_log_callback(_collect_error))
     module.llama_backend_init()
     return module
+
+
+def is_loaded() -> bool:
+    """Return whether this process has loaded llama.cpp."""
+    return lib.cache_info().currsize > 0
 
 
 def load_alone() -> None:

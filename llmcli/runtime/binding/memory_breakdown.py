@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.devices import BufferType, read_buffer_type
-from llmcli.runtime.binding.library import lib
-
-BREAKDOWN_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
+from llmcli.runtime.binding.library import ggml
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def read_memory_breakdown(context: Any) -> MemoryBreakdown | None:
     """Return the bytes of a context and its model. `context`: the llama_context pointer. Return
     None when this build of llama.cpp does not report them.
     """
-    function = getattr(getattr(lib(), "_lib", None), BREAKDOWN_SYMBOL, None)
+    function = contract.optional_function(ggml(), contract.MEMORY_BREAKDOWN)
     if function is None or not sys.platform.startswith("linux"):
         return None
     function.restype, function.argtypes = _Map, [ctypes.c_void_p]

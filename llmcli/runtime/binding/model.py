@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import rpc
+from llmcli.runtime.binding import contract, rpc
+from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
 from llmcli.runtime.binding.tokens.special_tokens import SpecialToken, read_special_token
@@ -24,7 +25,7 @@ from llmcli.runtime.binding.tokens.tokenize_splits import (
 from llmcli.runtime.interrupt import on_interrupt
 from quant.model_file import read_header
 
-LOAD_MODE_NONE = 0  # enum llama_load_mode
+LOAD_MODE_NONE = contract.CONSTANTS["LLAMA_LOAD_MODE_NONE"]
 # architectures whose files may have learned positions (src/models, LLM_TENSOR_POS_EMBD)
 POSITION_ARCHITECTURES = frozenset((b"bert", b"gpt2", b"mpt", b"starcoder"))
 
@@ -235,30 +236,29 @@ def open_model(
     """
     library = lib()
     params = library.llama_model_default_params()
-    params.n_gpu_layers = placement.gpu_layers
+    set_fields(params, n_gpu_layers=placement.gpu_layers, vocab_only=vocab_only)
     if placement.tensor_split:
         limit = library.LLAMA_MAX_DEVICES
         assert len(placement.tensor_split) <= limit, (placement, limit)
-        params.tensor_split = (ctypes.c_float * limit)(*placement.tensor_split)
-    params.vocab_only = vocab_only
+        set_fields(params, tensor_split=(ctypes.c_float * limit)(*placement.tensor_split))
     if dry_run:
-        params.no_alloc = True
-        params.load_mode = LOAD_MODE_NONE  # llama.cpp aborts in a dry run if the file is mapped
+        # llama.cpp aborts in a dry run if the file is mapped
+        set_fields(params, no_alloc=True, load_mode=LOAD_MODE_NONE)
     if not placement.repack:
-        params.use_extra_bufts = False
+        set_fields(params, use_extra_bufts=False)
     elif not vocab_only and b"AMX" in library.llama_print_system_info():
-        params.use_extra_bufts = not (
+        is_latent = (
             read_header.read_header(path).has_latent_attention
             if placement.latent is None
             else placement.latent
         )
+        set_fields(params, use_extra_bufts=not is_latent)
     reset_log()
     interrupted = threading.Event()
     # llama.cpp calls this after each tensor, so Ctrl-C ends a long load. KeyboardInterrupt is
     # raised later, because ctypes would swallow it inside the callback.
-    params.progress_callback = library.llama_progress_callback(
-        lambda share, data: not interrupted.is_set()
-    )
+    progress = library.llama_progress_callback(lambda share, data: not interrupted.is_set())
+    set_fields(params, progress_callback=progress)
     with on_interrupt(interrupted.set):
         pointer = library.llama_model_load_from_file(str(path).encode(), params)
     if interrupted.is_set():

@@ -9,6 +9,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import Model
@@ -33,24 +34,31 @@ def open_context(
     library = lib()
     _check_options(options)
     params = library.llama_context_default_params()
-    params.n_ctx = options.n_ctx
-    params.n_batch = max(options.n_batch, options.n_sequences, options.n_outputs)
-    params.n_ubatch = options.n_ubatch
-    params.n_seq_max = options.n_sequences
-    # llama.cpp's default would reserve a row of logits for every token of a batch.
-    params.n_outputs_max = reserved_outputs(max(options.n_sequences, options.n_outputs))
-    params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
-    params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
-    params.flash_attn_type = FLASH_MODES[options.flash_attn]
-    params.kv_unified = options.unified
-    params.swa_full = options.swa_full  # False in llama.cpp's own tools
-    if options.swa_full:
-        params.op_offload = params.offload_kqv = False
-    params.no_perf = True
-    if eval_callback is not None:
-        params.cb_eval = eval_callback
     stop = stop or StopFlag()
-    params.abort_callback, params.abort_callback_data = abort_callback(stop.flag)
+    abort, abort_data = abort_callback(stop.flag)
+    set_fields(
+        params,
+        n_ctx=options.n_ctx,
+        n_batch=max(options.n_batch, options.n_sequences, options.n_outputs),
+        n_ubatch=options.n_ubatch,
+        n_seq_max=options.n_sequences,
+        # llama.cpp's default would reserve a row of logits for every token of a batch
+        n_outputs_max=reserved_outputs(max(options.n_sequences, options.n_outputs)),
+        n_threads=options.n_threads,
+        n_threads_batch=options.n_threads_batch,
+        type_k=KV_TYPES[options.type_k],
+        type_v=KV_TYPES[options.type_v],
+        flash_attn_type=FLASH_MODES[options.flash_attn],
+        kv_unified=options.unified,
+        swa_full=options.swa_full,  # False in llama.cpp's own tools
+        no_perf=True,
+        abort_callback=abort,
+        abort_callback_data=abort_data,
+    )
+    if options.swa_full:
+        set_fields(params, op_offload=False, offload_kqv=False)
+    if eval_callback is not None:
+        set_fields(params, cb_eval=eval_callback)
     reset_log()
     interrupted = threading.Event()
     with gemm.registered(options.gemm_min_rows), on_interrupt(interrupted.set):

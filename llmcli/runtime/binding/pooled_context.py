@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
@@ -27,7 +28,10 @@ from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown, read_memory
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.rows.batch import Batch, BatchRows, reserved_outputs
 
-POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}  # enum llama_pooling_type
+POOLING = {
+    kind: contract.CONSTANTS[f"LLAMA_POOLING_TYPE_{kind.upper()}"]
+    for kind in ("none", "mean", "cls", "last", "rank")
+}
 
 Vector = NDArray[np.float32]
 
@@ -217,19 +221,26 @@ def _open_pointer(model: Model, options: PooledOptions) -> Iterator[Any]:
             hint="use another model",
         )
     params = library.llama_context_default_params()
-    params.n_ctx = max(options.n_ctx, options.pass_tokens)
-    params.n_batch = params.n_ubatch = max(
-        options.pass_tokens, options.max_texts
-    )  # a pass is one micro-batch
-    params.n_seq_max = options.max_texts
-    params.n_outputs_max = reserved_outputs(
-        max(options.max_texts, options.max_vector_rows)
-    )  # in a pass with vectors every row is an output
-    params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
-    params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
-    params.flash_attn_type = FLASH_MODES[options.flash_attn]
-    params.kv_unified, params.swa_full, params.no_perf = True, False, True
-    params.embeddings, params.pooling_type = True, POOLING[options.pooling]
+    rows = max(options.pass_tokens, options.max_texts)  # a pass is one micro-batch
+    contract.set_fields(
+        params,
+        n_ctx=max(options.n_ctx, options.pass_tokens),
+        n_batch=rows,
+        n_ubatch=rows,
+        n_seq_max=options.max_texts,
+        # in a pass with vectors every row is an output
+        n_outputs_max=reserved_outputs(max(options.max_texts, options.max_vector_rows)),
+        n_threads=options.n_threads,
+        n_threads_batch=options.n_threads_batch,
+        type_k=KV_TYPES[options.type_k],
+        type_v=KV_TYPES[options.type_v],
+        flash_attn_type=FLASH_MODES[options.flash_attn],
+        kv_unified=True,
+        swa_full=False,
+        no_perf=True,
+        embeddings=True,
+        pooling_type=POOLING[options.pooling],
+    )
     reset_log()
     pointer = library.llama_init_from_model(model.pointer, params)
     if not pointer:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.model_placement import ON_HOST
@@ -74,11 +75,19 @@ def _open_context(
     """Open a context with llama.cpp's default settings, as a run has them."""
     library = lib()
     params = library.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_ubatch, n_ubatch
-    params.n_seq_max, params.n_outputs_max = n_seq_max, max(n_seq_max, *SMALL_PASSES)
-    params.n_threads = params.n_threads_batch = threads
-    params.kv_unified = params.no_perf = True
-    params.swa_full = False
+    set_fields(
+        params,
+        n_ctx=n_ctx,
+        n_batch=n_ubatch,
+        n_ubatch=n_ubatch,
+        n_seq_max=n_seq_max,
+        n_outputs_max=max(n_seq_max, *SMALL_PASSES),
+        n_threads=threads,
+        n_threads_batch=threads,
+        kv_unified=True,
+        no_perf=True,
+        swa_full=False,
+    )
     reset_log()
     pointer = library.llama_init_from_model(model.pointer, params)
     if not pointer:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.devices import GPU_KINDS, HOST_DEVICE, list_devices
-from llmcli.runtime.binding.library import ggml
+from llmcli.runtime.binding import contract
+from llmcli.runtime.binding.devices import GPU_KINDS, HOST_DEVICE, list_devices, rpc_devices
+from llmcli.runtime.binding.library import ggml, is_loaded
 
-MAX_WORKERS = 16  # GGML_RPC_MAX_SERVERS
+MAX_WORKERS = contract.HEADER_NUMBERS["GGML_RPC_MAX_SERVERS"]
 # A dead connection is detected after 10 seconds of silence and three unanswered probes, 5 seconds
 # apart. TCP_USER_TIMEOUT is in milliseconds.
 KEEPALIVE_OPTIONS = {
@@ -27,8 +28,6 @@ KEEPALIVE_OPTIONS = {
 }
 RPC_SOURCE_FILE = "ggml-rpc"  # llama.cpp's messages about a lost worker begin with this file name
 
-# the workers of this process: endpoint -> names of its devices; llama.cpp cannot remove a worker
-_workers: dict[str, tuple[str, ...]] = {}
 _callbacks: list[Any] = []  # callbacks that C has pointers to
 
 
@@ -40,9 +39,8 @@ def join_worker(endpoint: str) -> tuple[str, ...]:
     (hardware/rpc_workers.py). Raises UserError for a build without RPC, and for a worker without
     devices.
     """
-    if endpoint not in _workers:
+    if endpoint not in joined_workers():
         library = ggml()
-        before = {device.name for device in list_devices()}
         added = _procedure("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(
             endpoint.encode()
         )
@@ -53,17 +51,24 @@ def join_worker(endpoint: str) -> tuple[str, ...]:
             )
         library.ggml_backend_register.argtypes = [ctypes.c_void_p]
         library.ggml_backend_register(added)
-        _workers[endpoint] = tuple(
-            device.name for device in list_devices() if device.name not in before
-        )
-    return _workers[endpoint]
+    return joined_workers()[endpoint]
 
 
 def joined_workers() -> dict[str, tuple[str, ...]]:
     """Return the workers that this process uses, as a dictionary from "host:port" to the names of
-    the worker's devices.
+    the worker's devices. llama.cpp has this list, and cannot remove a worker from it.
     """
-    return dict(_workers)
+    return rpc_devices() if is_loaded() else {}
+
+
+def print_protocol_version() -> None:
+    """Let llama.cpp print the version of the protocol that it uses with workers on stdout. It goes
+    through C's buffer, which is written when the process ends.
+
+    llama.cpp has no function for the version, but prints it before it opens the address of a
+    worker. The address is invalid here, so the call returns.
+    """
+    serve_devices("", [HOST_DEVICE], 1, None)
 
 
 def devices_to_offer() -> list[str]:
@@ -152,6 +157,11 @@ def enable_keepalive() -> None:
             pass
         finally:
             connection.detach()
+
+
+def require_backend() -> None:
+    """Raise UserError for a build of llama.cpp without the RPC backend."""
+    _procedure("ggml_backend_rpc_start_server", None)
 
 
 def _procedure(name: str, result: Any, *arguments: Any) -> Any:

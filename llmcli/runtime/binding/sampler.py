@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.kernels import row_scan
 from llmcli.runtime.binding.kernels.row_scan import RowMaxima
 from llmcli.runtime.binding.library import lib
@@ -22,7 +23,8 @@ SELECTING_SAMPLERS = {"mirostat_v2"}  # samplers that draw the token themselves
 MAX_SHORTLIST = 256
 MAX_SHORTLIST_COLUMNS = 2 * MAX_SHORTLIST  # maximum columns of a shortlist
 INITIAL_CANDIDATES = 4096  # initial size of the candidate table
-RANDOM_NATIVE_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED, for which llama.cpp would draw a random seed
+# the seed for which llama.cpp would draw a random seed
+RANDOM_NATIVE_SEED = contract.CONSTANTS["LLAMA_DEFAULT_SEED"]
 
 
 def min_shortlist_vocabulary() -> int:
@@ -43,8 +45,8 @@ def candidate_array(rows: NDArray[np.void]) -> Any:
     Samplers change the rows in place. The rows must stay alive while the result is used.
     """
     array = lib().llama_token_data_array()
-    array.data = ctypes.cast(rows.ctypes.data, type(array.data))
-    array.size, array.selected, array.sorted = len(rows), -1, False
+    data = ctypes.cast(rows.ctypes.data, type(array.data))
+    contract.set_fields(array, data=data, size=len(rows), selected=-1, sorted=False)
     return array
 
 
@@ -57,6 +59,9 @@ class CandidateTable:
     """
 
     class Array(ctypes.Structure):
+        """The Python mirror of llama_token_data_array, with a plain address."""
+
+        __slots__ = ()  # so that other attributes are refused
         _fields_ = (
             ("data", ctypes.c_void_p),
             ("size", ctypes.c_size_t),
@@ -65,7 +70,9 @@ class CandidateTable:
         )
 
     def __init__(self) -> None:
-        assert ctypes.sizeof(self.Array) == ctypes.sizeof(lib().llama_token_data_array)
+        theirs = lib().llama_token_data_array
+        for name, _ in self.Array._fields_:
+            assert getattr(self.Array, name).offset == getattr(theirs, name).offset, name
         apply_address: Any = ctypes.cast(lib().llama_sampler_apply, ctypes.c_void_p).value
         self._apply, self._apply_address = (
             ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(apply_address),

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.kernels import row_scan
 
-# the function of ggml/src/ggml-cpu/vec.cpp that returns the sum and writes the exponentials to y
-SOFTMAX_SYMBOL = "ggml_vec_soft_max_f32"
 MIN_SUM = 1e-30  # below this, the exponentials in the sum have lost their digits
 LIBRARY_NAMES = {"linux": ("libggml-cpu.so",), "darwin": ("libggml-cpu.dylib", "libggml-cpu.so")}
 # Rows are summed in pieces of this many logits, so that the exponentials stay in the nearest CPU
@@ -101,12 +100,16 @@ class LogSumExp:
 
 @functools.cache
 def _native() -> Any | None:
-    """Return the softmax function of libggml-cpu, or None if it is not exported."""
+    """Return the softmax function of libggml-cpu (ggml/src/ggml-cpu/vec.cpp), or None if it is not
+    exported. It returns the sum, and writes the exponentials to its second argument.
+    """
     spec = find_spec("llama_cpp")
     assert spec and spec.origin
     for name in LIBRARY_NAMES.get(sys.platform, ()):
         path = Path(spec.origin).parent / "lib" / name
-        if path.exists() and (function := getattr(ctypes.CDLL(str(path)), SOFTMAX_SYMBOL, None)):
+        if path.exists() and (
+            function := contract.optional_function(ctypes.CDLL(str(path)), contract.SOFT_MAX)
+        ):
             function.restype = ctypes.c_double
             function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
             return function

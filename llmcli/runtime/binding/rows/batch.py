@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.contract import field_setter, set_fields
 from llmcli.runtime.binding.library import lib
 
 
@@ -53,6 +54,8 @@ class Batch:
         rows = np.uint64(ctypes.addressof(self.sequence)) + 4 * np.arange(capacity, dtype=np.uint64)
         self._c_arrays = counts, rows  # a reference, because C has only their addresses
         self.struct = struct = lib().llama_batch()
+        self._set_count = field_setter(struct, "n_tokens")
+        types = dict(struct._fields_)
         for name, address in (
             ("token", ctypes.addressof(self.token)),
             ("pos", ctypes.addressof(self.position)),
@@ -60,11 +63,12 @@ class Batch:
             ("seq_id", rows.ctypes.data),
             ("logits", ctypes.addressof(self.wants_logits)),
         ):
-            setattr(struct, name, ctypes.cast(address, dict(struct._fields_)[name]))
+            set_fields(struct, **{name: ctypes.cast(address, types[name])})
 
     def fill(self, rows: "BatchRows") -> None:
         """Copy the rows into the arrays. There may be at most `capacity` rows."""
-        count = self.struct.n_tokens = len(rows.tokens)
+        count = len(rows.tokens)
+        self._set_count(count)
         if count == 1:
             (self.token[0],), (self.position[0],) = rows.tokens, rows.positions
             (self.sequence[0],), (self.wants_logits[0],) = rows.sequences, rows.wants_logits

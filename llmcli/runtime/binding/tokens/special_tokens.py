@@ -2,10 +2,13 @@
 
 from typing import NamedTuple
 
+from llmcli.runtime.binding.contract import CONSTANTS
 from llmcli.runtime.binding.library import lib
 
-UNKNOWN_ATTR, CONTROL_ATTR, USER_ATTR = 1, 1 << 3, 1 << 4  # enum llama_token_attr
-LSTRIP_ATTR, RSTRIP_ATTR = 1 << 7, 1 << 8
+UNKNOWN_ATTR, CONTROL_ATTR, USER_ATTR, LSTRIP_ATTR, RSTRIP_ATTR = (
+    CONSTANTS[f"LLAMA_TOKEN_ATTR_{name}"]
+    for name in ("UNKNOWN", "CONTROL", "USER_DEFINED", "LSTRIP", "RSTRIP")
+)
 
 
 class SpecialToken(NamedTuple):

@@ -9,6 +9,7 @@ with the square of the number of control tokens in the text. Short parts avoid t
 import re
 from collections.abc import Iterator
 
+from llmcli.runtime.binding.contract import CONSTANTS
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.tokens.special_tokens import (
     CONTROL_ATTR,
@@ -19,8 +20,8 @@ from llmcli.runtime.binding.tokens.special_tokens import (
 )
 
 SLICE_BYTES = 1 << 13  # approximate bytes of a part
-# enum llama_vocab_type: types whose tokens do not depend on text before a control token
-SENTENCEPIECE, BPE = 1, 2
+# types of vocabularies whose tokens do not depend on text before a control token
+SENTENCEPIECE, BPE = CONSTANTS["LLAMA_VOCAB_TYPE_SPM"], CONSTANTS["LLAMA_VOCAB_TYPE_BPE"]
 STRIP_ATTRS = LSTRIP_ATTR | RSTRIP_ATTR
 
 
