@@ -119,8 +119,7 @@ class Reply:
         """Finish the answers with the text that they have so far, within milliseconds. This method
         may be called from any thread.
         """
-        for sequence_id in self.ids:
-            self._engine.cancel(sequence_id)
+        self._engine.cancel(*self.ids)
         self._context.interrupt()
 
     @property

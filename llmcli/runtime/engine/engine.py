@@ -15,6 +15,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Aborted, NoSlot
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.forward_pass import ForwardPass, SequenceRows
+from llmcli.runtime.engine.interruption import RunningPass, is_worth_interrupting
 from llmcli.runtime.engine.schedule import EngineLoad, QueueFull, Schedule
 from llmcli.runtime.engine.scheduler import Scheduler
 from llmcli.runtime.kv_cache.attention_cost import SinglePassTimes
@@ -215,19 +216,28 @@ class Engine:
         self.scheduler.add(sequence)
         return sequence
 
-    def cancel(self, sequence: int) -> None:
-        """End a sequence at the next step. Its cells stay cached, and its text so far becomes its
-        answer. Any thread may call this.
+    def cancel(self, *sequences: int) -> None:
+        """End sequences at the next step. Their cells stay cached, and their texts so far become
+        their answers. Any thread may call this.
 
-        If most rows of a long running pass belong to the sequence, the pass is aborted, and the
-        rows of the other sequences are computed again.
+        If most rows of a long running pass belong to cancelled sequences, the pass is aborted. Only
+        the rows of this pass are lost; those of other sequences are computed again.
         """
-        # read once, because the engine's thread changes both
-        live, current_pass = self._live.get(sequence), self._current_pass
-        if live:
+        # each read once, because the engine's thread changes both
+        cancelled = [live for number in sequences if (live := self._live.get(number))]
+        for live in cancelled:
             live.is_cancelled = True
-            if current_pass and current_pass.is_mostly(live):
-                self.context.interrupt()
+        current_pass = self._current_pass
+        if current_pass is None or not any(
+            share.sequence in cancelled for share in current_pass.shares
+        ):
+            return
+        n_cancelled = current_pass.cancelled_rows
+        row_seconds = self.scheduler.prefill.row_seconds
+        if is_worth_interrupting(
+            RunningPass(n_cancelled, len(current_pass.tokens) - n_cancelled, row_seconds)
+        ):
+            self.context.interrupt()
 
     def abort(self, sequence: int) -> None:
         """End a sequence at once and discard its answer. Its cells stay cached."""
@@ -253,6 +263,10 @@ class Engine:
             if not plan.tokens:
                 return events
             self._current_pass = plan
+            # cancelled after the pass was planned, but before it could be interrupted
+            if plan.cancelled_rows:
+                self._current_pass = None
+                return events
             self._report_starts(plan)
         start_time = time.perf_counter()
         try:

@@ -7,7 +7,6 @@ from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.sequence import Sequence
 
-MIN_ABORT_ROWS = 64  # minimum rows of a cancelled sequence for which the running pass is aborted
 # Rows from which ggml's CPU flash attention computes in tiles (ggml-cpu/ops.cpp, use_tiled). Fewer
 # rows are computed one by one, which rounds differently and is much slower.
 TILE_ROWS = 64
@@ -104,12 +103,10 @@ class ForwardPass:
             SequenceRows(sequence, count, len(scored) + (1 + len(sequence.draft) if is_end else 0))
         )
 
-    def is_mostly(self, sequence: Sequence) -> bool:
-        """Return whether a sequence has at least half of the rows of the pass, and at least
-        MIN_ABORT_ROWS. Only then does aborting the pass for it save enough.
-        """
-        rows = next((share.tokens for share in self.shares if share.sequence is sequence), 0)
-        return rows >= max(MIN_ABORT_ROWS, len(self.tokens) / 2)
+    @property
+    def cancelled_rows(self) -> int:
+        """Return the number of rows that belong to cancelled sequences, without drafted tokens."""
+        return sum(share.tokens for share in self.shares if share.sequence.is_cancelled)
 
     def _add_draft(self, sequence: Sequence) -> None:
         """Add the rows of a sequence's draft. Each of them gives logits, with which the next

@@ -50,6 +50,7 @@ class PendingAnswers(AsyncIterator[Event]):
         self._answers: dict[int, Answer] = {}
         self._error: BaseException | None = None
         self.is_closed = False
+        self.sequences: list[int] = []  # the engine's ids of the answers
 
     async def __anext__(self) -> Event:
         while self.is_closed or not self._arrived:
@@ -245,8 +246,11 @@ class EngineBridge:
             raise self._error
 
     def drop(self, pending: PendingAnswers) -> None:
-        """Cancel the unfinished answers of a reader that has stopped reading."""
+        """Cancel the unfinished answers of a reader that has stopped reading. A running pass that
+        computes mostly their prompts is interrupted.
+        """
         self._inbox.put(partial(self._drop, pending))
+        self.runner.engine.cancel(*pending.sequences)
 
     # The following methods run on the engine's thread.
 
@@ -299,6 +303,11 @@ class EngineBridge:
             if event.finish is not None:
                 answer = engine.pop_answer(event.sequence)
                 del self._readers[event.sequence]
+                # the reader has left since the functions in the queue ran
+                if answer.finish == "cancelled" and pending.is_closed:
+                    self._count(-1)
+                    self.metrics.record_cancelled(1)
+                    continue
                 self._record_time(answer)
                 if answer.error is not None:
                     log_bug(answer.error)
@@ -334,6 +343,7 @@ class EngineBridge:
                 )
                 for sequence in self.runner.engine.submit_samples(timed_request, pending.samples):
                     self._readers[sequence] = pending, next(numbers)
+                    pending.sequences.append(sequence)
         except Exception as error:  # noqa: BLE001 (the reader receives it)
             self._drop(pending)
             self._count(-sum(1 for _ in numbers))

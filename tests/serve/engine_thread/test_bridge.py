@@ -1,6 +1,7 @@
 """The engine bridge: coroutines submit requests, and one thread answers them."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, closing
@@ -15,7 +16,7 @@ from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.strategies import plain, strategies
 from llmcli.serve.engine_thread.bridge import EngineBridge
-from tests.fixtures.fakes import fake_runner
+from tests.fixtures.fakes import FakeContext, fake_runner
 
 GREEDY = default_sampling().with_values({"temp": 0})
 
@@ -85,6 +86,29 @@ def test_a_reader_that_stops_frees_the_engine() -> None:
         assert await bridge.run_on_engine_thread(lambda: bridge.runner.engine.is_busy) is False
 
     run(scenario)
+
+
+def test_a_reader_that_leaves_interrupts_its_pass() -> None:
+    """The pass waits in its second micro-batch until the reader has left."""
+    context = FakeContext(n_ctx=4096, n_seq_max=2, n_batch=2048, n_ubatch=64)
+    reached, has_left = threading.Event(), threading.Event()
+
+    def wait_for_reader(number: int) -> None:
+        if number == 1:
+            reached.set()
+            assert has_left.wait(60)
+
+    async def scenario(bridge: EngineBridge) -> None:
+        context.before_micro_batch = wait_for_reader
+        pending = bridge.answer(request("y" * 2000))
+        await asyncio.to_thread(reached.wait, 60)
+        await pending.aclose()
+        has_left.set()
+        assert await answer_texts(bridge, request("another")) == ["hello"]
+        assert context.n_micro_batches < 10  # of 32 that the prompt has
+
+    bridge = run(scenario, context=context)
+    assert bridge.metrics._cancelled == 1
 
 
 def test_a_waiting_request_can_be_cancelled() -> None:
