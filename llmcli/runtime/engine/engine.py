@@ -92,6 +92,7 @@ class Engine:
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._current_pass: ForwardPass | None = None  # the scheduled pass being computed
+        self.pass_rows = 0  # rows of the pass being computed, or of the last one
         self._count = 0
         # Called with the id of a sequence and the progress of its prompt, before its first pass and
         # after each, if its request asks for it.
@@ -268,6 +269,7 @@ class Engine:
                 self._current_pass = None
                 return events
             self._report_starts(plan)
+        self.pass_rows = len(plan.tokens)
         start_time = time.perf_counter()
         try:
             rows = self._compute(plan, is_scheduled)

@@ -13,6 +13,7 @@ DECAY = 0.99  # factor of the weight of all earlier passes for each new one
 MIN_WEIGHT = 12.0  # weight of the passes from which an estimate is made
 SIGNIFICANT_ERRORS = 2.0  # standard errors that are subtracted from an estimate
 MIN_VARIATION = 1e-6  # smallest part of the variation of the other cells that must be their own
+MIN_COST = 1e-8  # smallest cost of a cell, as a share of a row; less is a rounding error
 SINGLE_PASSES = 64  # passes of one row whose median is recorded
 MIN_SINGLE_PASSES = 4
 MAX_SLOWDOWN = 4  # a pass that exceeds the mean by more was slowed down by other programs
@@ -58,7 +59,8 @@ class AttentionCost:
         if estimate is None:
             return 0.0
         slope, error = estimate
-        return max(0.0, slope - SIGNIFICANT_ERRORS * error)
+        least = slope - SIGNIFICANT_ERRORS * error
+        return least if least > MIN_COST * self._means[2] else 0.0
 
     def _estimate(self) -> tuple[float, float] | None:
         """Return the seconds per other cell and row, and the standard error. Return None when they

@@ -123,6 +123,9 @@ class IdleOffload:
         ledger, costs = self.store.ledger, self.store.costs
         cells = ledger.used_cells - ledger.busy_cells
         expected = costs.answer_tokens
+        has_cost = costs.prefill.cell_seconds or costs.decode.cell_seconds
+        if has_cost and not costs.byte_seconds and self._can_store() and ledger.reusable_slots:
+            self.store.copy_state(ledger.reusable_slots[0])  # only to measure how long it takes
         return is_worth_clearing(
             IdleCellCost(
                 cells=cells,

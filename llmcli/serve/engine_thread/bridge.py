@@ -23,6 +23,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.serve.engine_thread.bug_log import log_bug
+from llmcli.serve.engine_thread.engine_watch import EngineWatch
 from llmcli.serve.engine_thread.event_batching import AnswerEvent, EventBatcher, call_on_loop
 from llmcli.serve.engine_thread.metrics import ServerMetrics
 from llmcli.types import Event, PromptProgress
@@ -125,7 +126,9 @@ class EngineBridge:
         self.runner, self.parallel, self.max_waiting = runner, parallel, max_waiting
         self.metrics = ServerMetrics()
         self._batcher = EventBatcher(batch_seconds)
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._watch = EngineWatch(runner.engine)
+        # functions for the engine's thread, each with the most rows of a pass that it computes
+        self._inbox: SimpleQueue[tuple[Callable[[], None], int]] = SimpleQueue()
         # the engine's id of an answer -> its reader, and its index in the reader's answers
         self._readers: dict[int, tuple[PendingAnswers, int]] = {}
         self._lock = threading.Lock()
@@ -174,15 +177,26 @@ class EngineBridge:
                 self.metrics.record_rejection("busy")
                 raise ServerBusy(n_open, self._retry_after(n_open))
             self._open += pending.n_answers
-        self._inbox.put(partial(self._submit, pending, time.perf_counter()))
+        self._put(partial(self._submit, pending, time.perf_counter()))
         return pending
 
-    async def run_on_engine_thread(self, function: Callable[[], T], *, is_vital: bool = False) -> T:
+    async def run_on_engine_thread(
+        self, function: Callable[[], T], *, is_vital: bool = False, max_rows: int = 0
+    ) -> T:
         """Run a function on the engine's thread between two steps, and return its result. An error
         of the function is raised here and harms no other call. `is_vital`: the function checks the
-        state of the engine, so an error that is no UserError also ends the engine.
+        state of the engine, so an error that is no UserError also ends the engine. `max_rows`: the
+        largest number of rows of a pass that the function computes.
         """
-        return await asyncio.wrap_future(self._enqueue(function, is_vital))
+        return await asyncio.wrap_future(self._enqueue(function, is_vital, max_rows))
+
+    def check_responsive(self) -> None:
+        """Raise the error that ended the engine's thread, or EngineStuck if the thread works on one
+        pass for longer than its limit. Callable from any thread, and does not wait for the engine.
+        """
+        if self._error is not None or not self._thread.is_alive():
+            raise self._error or ServerStopping()
+        self._watch.check()
 
     async def run_in_worker(
         self,
@@ -217,7 +231,7 @@ class EngineBridge:
         """
         self._stopping = True
         future: Future[None] = Future()
-        self._inbox.put(partial(self._add_idle_waiter, future))
+        self._put(partial(self._add_idle_waiter, future))
         idle = asyncio.wrap_future(future)
         try:
             await asyncio.wait_for(asyncio.shield(idle), seconds)
@@ -230,7 +244,7 @@ class EngineBridge:
         thread.
         """
         self._stopping = True
-        self._inbox.put(self._cancel_all)
+        self._put(self._cancel_all)
         self.runner.context.interrupt()
 
     def close(self) -> None:
@@ -238,7 +252,7 @@ class EngineBridge:
         one.
         """
         self._stopping = True
-        self._inbox.put(self._end)
+        self._put(self._end)
         self._thread.join()
         for worker in self._workers.values():
             worker.shutdown()
@@ -249,7 +263,7 @@ class EngineBridge:
         """Cancel the unfinished answers of a reader that has stopped reading. A running pass that
         computes mostly their prompts is interrupted.
         """
-        self._inbox.put(partial(self._drop, pending))
+        self._put(partial(self._drop, pending))
         self.runner.engine.cancel(*pending.sequences)
 
     # The following methods run on the engine's thread.
@@ -267,7 +281,7 @@ class EngineBridge:
             self.on_engine_death()
         # until close(), functions in the queue still run, and fail with the engine's error
         while not (self._ended and self._inbox.empty()):
-            self._inbox.get()()
+            self._run_next()
             self._notify_idle()
         self._fail(self._error or ServerStopping())
 
@@ -280,11 +294,19 @@ class EngineBridge:
             if not self._inbox.empty():
                 self._batcher.flush()  # the next step may be long because of a new prompt
             while not self._inbox.empty() or not (engine.is_busy or self._ended):
-                self._inbox.get()()
+                self._run_next()
                 self._notify_idle()  # the function may have ended the last answer
             if engine.is_busy and not self._ended:
+                self._watch.begin()
                 self._step()
             self._notify_idle()
+
+    def _run_next(self) -> None:
+        """Wait for the next function in the queue, and run it."""
+        self._watch.end()
+        function, max_rows = self._inbox.get()
+        self._watch.begin(max_rows)
+        function()
 
     def _step(self) -> None:
         """Run one step of the engine and pass its events to the batcher."""
@@ -391,7 +413,13 @@ class EngineBridge:
             max(1, round(self._answer_seconds * (n_open - self.parallel + 1) / self.parallel)),
         )
 
-    def _enqueue(self, function: Callable[[], T], is_vital: bool) -> "Future[T]":
+    def _put(self, function: Callable[[], None], max_rows: int = 0) -> None:
+        """Put a function into the engine thread's queue. It may compute passes of at most
+        `max_rows` rows.
+        """
+        self._inbox.put((function, max_rows))
+
+    def _enqueue(self, function: Callable[[], T], is_vital: bool, max_rows: int = 0) -> "Future[T]":
         """Put a function into the engine thread's queue, and return a future of its result. The
         arguments are those of run_on_engine_thread().
         """
@@ -414,7 +442,7 @@ class EngineBridge:
 
         if not self._thread.is_alive():
             raise self._error or ServerStopping()
-        self._inbox.put(run)
+        self._put(run, max_rows)
         return future
 
     def _add_idle_waiter(self, idle_future: "Future[None]") -> None:

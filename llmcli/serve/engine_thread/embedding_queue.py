@@ -84,19 +84,20 @@ class EmbeddingQueue:
             async with self._lock:
                 job = embedder.start_job(texts, norm)
                 await self._call(partial(_ensure_context, bridge.runner, max(map(len, texts))), 503)
-                while await self._call(partial(_step, bridge.runner, job), 503):
+                n_rows = bridge.runner.options.batch_size
+                while await self._call(partial(_step, bridge.runner, job), 503, n_rows):
                     pass
         finally:
             self._open -= 1
         bridge.metrics.record_embedding(job.tokens, job.n_passes)
         return job.vectors
 
-    async def _call(self, function: Callable[[], T], status: int) -> T:
+    async def _call(self, function: Callable[[], T], status: int, max_rows: int = 0) -> T:
         """Run a function on the engine's thread and return its result. A UserError becomes an
-        ApiError with this status.
+        ApiError with this status. `max_rows`: rows of a pass that the function computes, at most.
         """
         try:
-            return await self._bridge.run_on_engine_thread(function)
+            return await self._bridge.run_on_engine_thread(function, max_rows=max_rows)
         except ServerStopping:
             raise
         except UserError as error:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from llmcli.api.server_settings import ServerSettings
 from llmcli.serve.engine_thread.bridge import EngineBridge
+from llmcli.serve.engine_thread.engine_watch import EngineStuck
 from llmcli.serve.http.app import make_app
 from quant.errors import UserError
 
@@ -31,7 +32,7 @@ RelayFrame = tuple[Any, ...]
 # Opens the model in the other process. It is pickled by name.
 OpenModel = Callable[[], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
 LENGTH_PREFIX = struct.Struct("<I")
-HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats of the engine's thread
+HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats
 SCOPE_KEYS = (
     "type",
     "http_version",
@@ -111,7 +112,7 @@ async def _serve(app: Starlette, bridge: EngineBridge, link: socket.socket) -> N
     batches = app.state.service.batches
     await batches.start()
     heartbeats = asyncio.create_task(_send_heartbeats(bridge, writer))
-    # If the engine's thread has died, the heartbeats end. Closing the link makes the other process
+    # If the engine's thread has died or is stuck, the heartbeats end. Closing the link makes the other process
     # restart this one.
     heartbeats.add_done_callback(lambda _: writer.close())
     try:
@@ -163,9 +164,15 @@ async def _run_request(
 
 
 async def _send_heartbeats(bridge: EngineBridge, writer: Any) -> None:
-    """Send a heartbeat every second as long as the engine's thread completes its steps."""
+    """Send a heartbeat every second, also during a long pass, as long as the engine's thread is
+    within its limits. If it is stuck, send the reason and return.
+    """
     while True:
-        await bridge.run_on_engine_thread(lambda: None)
+        try:
+            bridge.check_responsive()
+        except EngineStuck as error:
+            writer.write(encode_frame(("stuck", 0, str(error))))
+            return
         writer.write(encode_frame(("beat", 0, None)))
         await asyncio.sleep(HEARTBEAT_SECONDS)
 

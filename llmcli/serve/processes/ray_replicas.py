@@ -31,7 +31,7 @@ from llmcli.serve.processes.merged_metrics import MERGED_PATHS, merge_bodies
 from llmcli.serve.processes.prefix_affinity import rank_replicas
 
 APPLICATION_NAME = "llmcli"
-ENGINE_TIMEOUT_SECONDS = 120.0  # seconds within which the engine's thread must complete a step
+CALL_TIMEOUT_SECONDS = 120.0  # seconds within which a replica must respond to a call
 HEALTH_CHECK_SECONDS = 2.0  # seconds between two health checks of a replica
 # A replica accepts this many requests for each answer that it can run at once. Requests after that
 # go to other replicas.
@@ -130,12 +130,10 @@ class Replica:
         return serve.get_replica_context().replica_id.unique_id, messages
 
     async def check_health(self) -> None:
-        """Raise an error if the engine's thread no longer completes its steps. Ray then replaces
-        the replica.
+        """Raise an error if the engine's thread has ended or is stuck. Ray then replaces the
+        replica.
         """
-        await asyncio.wait_for(
-            self._bridge.run_on_engine_thread(lambda: None), ENGINE_TIMEOUT_SECONDS
-        )
+        self._bridge.check_responsive()
 
     def __del__(self) -> None:
         """Close the model. Ray ends a replica by deleting this object."""
@@ -157,7 +155,7 @@ class Replicas:
 
     def facts(self) -> dict[str, Any]:
         """Return what one of the replicas reports about its model."""
-        facts: dict[str, Any] = self._handle.facts.remote().result(timeout_s=ENGINE_TIMEOUT_SECONDS)
+        facts: dict[str, Any] = self._handle.facts.remote().result(timeout_s=CALL_TIMEOUT_SECONDS)
         return facts
 
     async def ask(
@@ -191,7 +189,7 @@ class Replicas:
         def broadcast() -> list[tuple[str, list[Message]]]:
             """Call all replicas, and return each one's name and response."""
             response: Any = self._handle.broadcast("answer_whole", scope, body)
-            return list(response.results(timeout_s=ENGINE_TIMEOUT_SECONDS))
+            return list(response.results(timeout_s=CALL_TIMEOUT_SECONDS))
 
         try:
             answers = dict(await asyncio.to_thread(broadcast))
@@ -245,7 +243,7 @@ def open_replicas(open_model: OpenModel, settings: ReplicaSettings) -> Iterator[
             ray_actor_options={"num_cpus": settings.cpus},
             request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
             health_check_period_s=HEALTH_CHECK_SECONDS,
-            health_check_timeout_s=ENGINE_TIMEOUT_SECONDS + HEALTH_CHECK_SECONDS,
+            health_check_timeout_s=CALL_TIMEOUT_SECONDS,
             max_constructor_retry_count=MAX_START_TRIES,
             graceful_shutdown_timeout_s=HEALTH_CHECK_SECONDS,
         )

@@ -21,8 +21,8 @@ from llmcli.serve.processes import asgi_relay
 from llmcli.serve.processes.asgi_relay import OpenModel, encode_frame, read_frame
 from llmcli.serve.processes.front import UpstreamLost
 
-# Time without a heartbeat after which the process is killed. It is long because a single step may
-# be, and because a lost connection to an RPC worker is noticed only after half a minute.
+# Time without a heartbeat after which the process is killed. Heartbeats go on during a long pass; a
+# process whose engine is stuck says so itself (asgi_relay.py).
 HEARTBEAT_TIMEOUT_SECONDS = 120.0
 # delays before a restart, by the number of restarts that have failed in a row
 RESTART_DELAYS_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -173,8 +173,9 @@ class SupervisedProcess:
         while True:
             if self._link is not None:
                 failures = 0
-                await self._read_frames(self._link)
-                self._fail_calls(f"its process ended ({await self._wait_for_exit()})")
+                why_killed = await self._read_frames(self._link)
+                exit_status = await self._wait_for_exit()
+                self._fail_calls(why_killed or f"its process ended ({exit_status})")
                 self._note(f"the model was lost: {self._reason}; restarting it")
             await asyncio.sleep(
                 RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)]
@@ -189,26 +190,32 @@ class SupervisedProcess:
                     self._note(f"the model does not start: {error}")
                 self._reason = str(error)
 
-    async def _read_frames(self, link: socket.socket) -> None:
+    async def _read_frames(self, link: socket.socket) -> str:
         """Pass the frames of the process to the queues of its requests until the process ends. Kill
-        the process if its heartbeats stop.
+        the process if its heartbeats stop or its engine is stuck. Return why it was killed, or "".
         """
+        why_killed = ""
         reader, self._writer = await asyncio.open_connection(sock=link)
         self._available.set()
         try:
             while frame := await asyncio.wait_for(read_frame(reader), HEARTBEAT_TIMEOUT_SECONDS):
                 kind, number, content = frame
+                if kind == "stuck":
+                    why_killed = content
+                    break
                 if kind in ("out", "end") and (queue := self._calls.get(number)):
                     queue.put_nowait(content)
         except TimeoutError:
-            self._reason = f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:.0f} s"
-            with suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
+            why_killed = f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:.0f} s"
         finally:
             # cleared before the process has ended, so that new requests wait for the next process
             self._available.clear()
             self._writer.close()
             self._writer, self._link = None, None
+        if why_killed:
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+        return why_killed
 
     async def _wait_for_exit(self) -> str:
         """Wait until the process has ended. Return the name of the signal that ended it, or its

@@ -19,6 +19,7 @@ from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.serve.engine_thread.bridge import EngineBridge
+from llmcli.serve.engine_thread.engine_watch import EngineStuck
 from llmcli.serve.processes import supervised_process as child_module
 from llmcli.serve.processes.front import FrontServer
 from llmcli.serve.processes.supervised_process import SupervisedProcess
@@ -57,6 +58,38 @@ def open_stories_model(path: Path) -> Iterator[tuple[EngineBridge, ServerSetting
 def fail_to_open() -> Iterator[tuple[EngineBridge, ServerSettings]]:
     raise UserError("no worker at a:1", hint="start it")
     yield
+
+
+@contextmanager
+def open_stuck_model(path: Path) -> Iterator[tuple[EngineBridge, ServerSettings]]:
+    """Open the model in the other process, where its engine counts as stuck."""
+
+    def check_responsive() -> None:
+        raise EngineStuck("the engine has been working on 512 rows for 9 s")
+
+    with open_stories_model(path) as (bridge, settings):
+        bridge.check_responsive = check_responsive  # type: ignore[method-assign]
+        yield bridge, settings
+
+
+def test_a_process_whose_engine_is_stuck_is_killed(stories_gguf: Path) -> None:
+    notes: list[str] = []
+
+    async def scenario() -> None:
+        process.supervise()
+        async with asyncio.timeout(60):
+            while not notes:
+                await asyncio.sleep(0.01)
+
+    with closing(
+        SupervisedProcess(partial(open_stuck_model, stories_gguf), notes.append)
+    ) as process:
+        process.start()
+        first_pid = process.pid
+        asyncio.run(scenario())
+    assert "the engine has been working on 512 rows for 9 s" in notes[0]
+    with pytest.raises(ProcessLookupError):
+        os.kill(first_pid, 0)
 
 
 @pytest.fixture
