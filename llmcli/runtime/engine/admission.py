@@ -105,14 +105,14 @@ class Admission:
             if other.is_prefilling
             and self._sharing_scope(other) == scope
             and (
-                length := min(common_prefix(other.tokens, tokens), other.n_prompt, len(tokens) - 1)
+                length := min(_common_length(sequence, other), other.n_prompt, len(tokens) - 1)
             )
             > other.n_computed
         }
         if not prefix_lengths:
             return False
         source = max(prefix_lengths, key=prefix_lengths.__getitem__)
-        n_cached = self.ledger.match_prefix(tokens, scope)[0]
+        n_cached = self.ledger.match_prefix(tokens, scope, sequence.match)[0]
         if prefix_lengths[source] < n_cached + MIN_SHARED_PREFIX:
             return False
         sequence.prefix = SharedPrefix(source, prefix_lengths[source])
@@ -208,9 +208,21 @@ class Admission:
         if not self.state.running:
             return True
         ledger = self.ledger
-        n_shared, is_busy = ledger.match_prefix(sequence.tokens, self._sharing_scope(sequence))
+        n_shared, is_busy = ledger.match_prefix(
+            sequence.tokens, self._sharing_scope(sequence), sequence.match
+        )
         can_share = is_busy and not (sequence.request.score_prompt or self._names_slot(sequence))
         needed_cells = len(sequence.tokens) - (n_shared if can_share else 0)
         n_answers = len(self.state.running) + sequence.strategy.slots
         reserved_cells = min(RESERVED_CELLS * n_answers, ledger.size // RESERVED_FRACTION)
         return ledger.busy_cells + needed_cells + reserved_cells <= ledger.size
+
+
+def _common_length(sequence: Sequence, other: Sequence) -> int:
+    """Return the length of the common prefix of the tokens of a waiting sequence and of another one
+    whose prompt is being computed. It is compared once, because neither of them changes meanwhile.
+    """
+    length = sequence.common_lengths.get(other.id)
+    if length is None:
+        length = sequence.common_lengths[other.id] = common_prefix(other.tokens, sequence.tokens)
+    return length

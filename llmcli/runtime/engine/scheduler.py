@@ -22,6 +22,7 @@ from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.kv_cache.offload import DecodeOffload, IdleOffload, PreemptionSwap
 from llmcli.runtime.kv_cache.offload_store import OffloadStore
+from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.requests.sequence import Sequence
 
 
@@ -68,6 +69,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence to the waiting queue."""
+        sequence.match, sequence.common_lengths = PrefixMatch(), {}  # its tokens may be new
         self.waiting.add(sequence, self.state.n_passes)
 
     def remove(self, sequence: Sequence) -> None:

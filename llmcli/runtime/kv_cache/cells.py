@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from llmcli.errors import UserError
 from llmcli.runtime.kv_cache import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
+from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.kv_cache.radix_tree import RadixTree
 
 
@@ -30,6 +31,8 @@ class CellMap:
         self._prefixes = RadixTree()
         self.used_cells = 0  # cells that hold a token; a shared cell counts once
         self.busy_cells = 0  # the same for the cells of busy slots
+        # how often tokens were removed from a slot or shared with it; appending does not count
+        self.generation = 0
         self._next_cell = 0
 
     @property
@@ -118,6 +121,7 @@ class CellMap:
 
     def _add_shared(self, source: int, target: int, start: int, end: int) -> None:
         """Record that `target` now ends with the cells from `start` to `end` of `source`."""
+        self.generation += 1
         n_busy = self._busy_part(target)
         self.tokens[target] += self.tokens[source][start:end]
         self.cells[target] += self.cells[source][start:end]
@@ -137,6 +141,7 @@ class CellMap:
         except UserError:
             self._clear()
             raise
+        self.generation += 1
         n_busy = self._busy_part(slot)
         self.used_cells -= end - max(start, n_shared)
         del tokens[start:end], cells[start:end]
@@ -154,11 +159,32 @@ class CellMap:
         """Return the length of the longest prefix of `tokens` in a slot of `scope`, and the slots
         that hold this prefix. `scopes`: the scope of each slot.
         """
-        # the radix tree lacks the tokens that were appended since the last lookup
+        self._extend_tree(scopes)
+        return self._prefixes.match(tokens, scope)
+
+    def update_match(
+        self, match: PrefixMatch, prompt: Sequence[int], scopes: Sequence[str], scope: str
+    ) -> None:
+        """Bring the match of a prompt up to date. The last token of the prompt does not count, and
+        the arguments are the same in all calls with one match. `scopes`, `scope`: as in `match`.
+        """
+        if match.is_current(self.generation, prompt, self.tokens):
+            return
+        self._extend_tree(scopes)
+        found = self._prefixes.prefixes(prompt, scope, len(prompt) - 1)
+        match.length, holders = found[0] if found else (0, set[int]())
+        match.holders, match.generation = frozenset(holders), self.generation
+        match.open_ends = {slot: 0 for slot, tokens in enumerate(self.tokens) if not tokens}
+        for length, holders in found:
+            match.open_ends |= {
+                slot: length for slot in holders if len(self.tokens[slot]) == length
+            }
+
+    def _extend_tree(self, scopes: Sequence[str]) -> None:
+        """Add the tokens to the radix tree that were appended since the last lookup."""
         for slot, recorded in enumerate(self.tokens):
             if len(recorded) > self._prefixes.length(slot):
                 self._prefixes.extend(slot, recorded, scopes[slot])
-        return self._prefixes.match(tokens, scope)
 
     def is_redundant(self, slot: int) -> bool:
         """Return whether another slot also holds all tokens of this slot. Return False also when
@@ -173,6 +199,7 @@ class CellMap:
             self.tokens[slot], self.cells[slot] = [], []
             self._prefixes.truncate(slot, 0)
         self.used_cells = self.busy_cells = 0
+        self.generation += 1
 
     def count_busy(self, slot: int) -> None:
         """Count the cells of a slot that has just become busy."""
@@ -221,6 +248,7 @@ class CellMap:
             keep = 0
             self.empty_memory(slot)
         if keep < len(tokens):
+            self.generation += 1
             n_busy = self._busy_part(slot)
             self.used_cells -= len(tokens) - self._cells_after_trim(slot, keep)
             del tokens[keep:]

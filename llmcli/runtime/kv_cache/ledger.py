@@ -13,6 +13,7 @@ from llmcli.runtime.binding.kv_state.positions import window_survives_shift
 from llmcli.runtime.kv_cache.cells import CellMap
 from llmcli.runtime.kv_cache.common_prefix import common_prefix, find_gap, match_after_gap
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory, CellOwners, SwappedState
+from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.kv_cache.slots import SlotTable
 
 MIN_EVICTED_CELLS = 64  # minimum cells evicted at a time
@@ -205,13 +206,19 @@ class Ledger:
         can_cut = not self.memory.is_recurrent and self._map.window_holds(slot, length)
         return length if is_whole or can_cut else 0
 
-    def match_prefix(self, tokens: Sequence[int], scope: str = "") -> tuple[int, bool]:
+    def match_prefix(
+        self, tokens: Sequence[int], scope: str = "", match: PrefixMatch | None = None
+    ) -> tuple[int, bool]:
         """Return the length of the longest prefix of a prompt whose cells can be shared, and
         whether a busy slot holds this prefix. The last prompt token does not count, because it must
-        be computed.
+        be computed. `match`: the result of an earlier call for the same prompt and scope, which is
+        brought up to date.
         """
-        length, holders = self._match(tokens[:-1], scope) if self.can_fork else (0, set[int]())
-        return length, any(self._slots.is_busy[slot] for slot in holders)
+        if not self.can_fork:
+            return 0, False
+        match = match or PrefixMatch()
+        self._map.update_match(match, tokens, self.scopes, scope)
+        return match.length, any(self._slots.is_busy[slot] for slot in match.holders)
 
     def _match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
         """Return the length of the longest prefix of `tokens` in a slot of the scope, and the slots

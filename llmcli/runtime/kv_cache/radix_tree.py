@@ -116,17 +116,21 @@ class RadixTree:
         """
         return next(iter(self.prefixes(tokens, scope)), (0, set()))
 
-    def prefixes(self, tokens: Sequence[int], scope: str) -> list[tuple[int, set[int]]]:
+    def prefixes(
+        self, tokens: Sequence[int], scope: str, end: int | None = None
+    ) -> list[tuple[int, set[int]]]:
         """Return the lengths of the prefixes of `tokens` after which lists of a scope end or
         diverge, and for each length the lists that start with this prefix. The longest is first.
+        `end`: only so many tokens are compared; None: all.
         """
         found: list[tuple[int, set[int]]] = []
+        end = len(tokens) if end is None else end
         at, node = 0, self._roots.get(scope)
-        while node is not None and at < len(tokens):
+        while node is not None and at < end:
             node = node.children.get(tokens[at])
             if node is None:
                 break
-            n_common = common_prefix(node.run, tokens[at : at + len(node.run)])
+            n_common = common_prefix(node.run, tokens[at : min(end, at + len(node.run))])
             at += n_common
             found.append((at, node.holders))
             if n_common < len(node.run):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
+from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.requests.context_overflow import ShortenedText
 from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS
 from llmcli.runtime.requests.request import (
@@ -139,6 +140,11 @@ class Sequence:
 
     # Scheduling
     prefix: SharedPrefix | None = None  # a prefix that another sequence computes for this one
+    # the cached prefix of the tokens, found while the sequence waits
+    match: PrefixMatch = field(default_factory=PrefixMatch)
+    # for each prompt that was being computed meanwhile, by the id of its sequence: the length of
+    # the common prefix
+    common_lengths: dict[int, int] = field(default_factory=dict)
     # whether other samples wait until this sequence has computed the prompt
     has_samples: bool = False
     preemption: Preemption = field(default_factory=Preemption)
