@@ -13,6 +13,7 @@ from llmcli.runtime.drafting.base import Draft, DrafterResources
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
+INDEX_TOKENS = 2048  # tokens of a long prompt that are indexed for each token of the answer
 NGRAM_TOKENS = 3  # number of last tokens that are looked up in the earlier text
 MAX_LENGTH = 32  # longer repetitions count as this long
 # Classes of repetitions by length. Each entry is the smallest length of the class, and the initial
@@ -62,8 +63,10 @@ class NgramDrafts:
         self.hits = [chance * INITIAL_WEIGHT for _, chance in LENGTH_CLASSES]
         self.tries = [INITIAL_WEIGHT for _ in LENGTH_CLASSES]
         self.tokens: Tokens[int] = ()
-        # the position after the latest occurrence of each n-gram
+        # The position after the latest occurrence of each n-gram. The prompt is indexed piece by
+        # piece from its end, so that the first token of an answer does not wait for all of it.
         self.position_after: dict[tuple[int, ...], int] = {}
+        self.n_unindexed = 0  # tokens at the beginning of the prompt that are not indexed
         self.n_read = 0  # number of tokens read
         # the current repetition: the position of the earlier token that is guessed next (-1 for no
         # repetition), and how many tokens before it equal the end of the text
@@ -74,18 +77,28 @@ class NgramDrafts:
         # the first call, or the list was replaced because tokens were dropped from the context
         if tokens is not self.tokens:
             self.tokens, self.source, self.length = tokens, -1, 0
-            earlier = tokens[:-1]
-            runs = zip(earlier, earlier[1:], earlier[2:], strict=False)
-            self.position_after = dict(
-                zip(runs, range(NGRAM_TOKENS, len(earlier) + 1), strict=False)
-            )
-            self.n_read = len(earlier)
+            self.position_after = {}
+            self.n_read = self.n_unindexed = len(tokens) - 1
+        if self.n_unindexed >= NGRAM_TOKENS:
+            self._index_more(tokens)
         for index in range(self.n_read, len(tokens)):
             self._read_token(tokens, index)
         self.n_read = len(tokens)
 
     def on_context_shift(self) -> None:
-        self.n_read, self.source, self.length = 0, -1, 0
+        self.n_read, self.n_unindexed, self.source, self.length = 0, 0, -1, 0
+
+    def _index_more(self, tokens: Tokens[int]) -> None:
+        """Index the last INDEX_TOKENS of the tokens that are not indexed yet."""
+        end = self.n_unindexed
+        start = max(0, end - INDEX_TOKENS)
+        piece = tokens[start:end]
+        runs = zip(piece, piece[1:], piece[2:], strict=False)
+        latest = dict(zip(runs, range(start + NGRAM_TOKENS, end + 1), strict=False))
+        for ngram, position in latest.items():
+            self.position_after.setdefault(ngram, position)
+        # the n-grams at the border are those of the next piece
+        self.n_unindexed = start + NGRAM_TOKENS - 1 if start else 0
 
     def _read_token(self, tokens: Tokens[int], index: int) -> None:
         """Read the token at `index`: check whether it continues the current repetition, otherwise

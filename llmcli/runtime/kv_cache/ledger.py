@@ -282,6 +282,11 @@ class Ledger:
         return self._slots.n_idle
 
     @property
+    def n_busy(self) -> int:
+        """Return the number of busy slots."""
+        return len(self.tokens) - self._slots.n_idle
+
+    @property
     def busy_slots(self) -> list[int]:
         """Return the slots of running answers."""
         return self._slots.busy

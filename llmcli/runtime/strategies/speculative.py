@@ -98,8 +98,11 @@ class SpeculativeStrategy(GuidedStrategy):
 
     def _guess(self, sequence: Sequence) -> None:
         """Fill `sequence.draft` with the guesses of the first drafter whose guesses are expected to
-        save time. The draft stays empty if there is none.
+        save time. The draft stays empty if there is none, and while other answers run: it would not
+        be computed, so the drafters do not read the text either.
         """
+        if self.ledger.n_busy > 1:
+            return
         for drafter in self.drafters:
             drafter.follow(sequence)
         # A pass also yields one token without a guess. The draft ends where the engine checks the

@@ -12,7 +12,13 @@ from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.draft_settings import DraftSettings, open_speculation, parse_ngram_draft
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.draft_length import MAX_LOSS_SHARE, DraftLength
-from llmcli.runtime.drafting.ngram import LENGTH_CLASSES, MAX_LENGTH, NgramDrafts, PromptLookup
+from llmcli.runtime.drafting.ngram import (
+    INDEX_TOKENS,
+    LENGTH_CLASSES,
+    MAX_LENGTH,
+    NgramDrafts,
+    PromptLookup,
+)
 from llmcli.runtime.drafting.pass_cost import (
     INITIAL_SWITCH_COST,
     MEASURE_SECONDS,
@@ -81,6 +87,25 @@ def test_a_text_read_at_once_gives_the_same_guesses_as_read_token_by_token():
     follow(stepwise, tokens)
     assert at_once.draft(15) == stepwise.draft(15)
     assert at_once.hits == stepwise.hits
+
+
+def test_a_long_prompt_is_indexed_piece_by_piece_from_its_end():
+    """After enough tokens of the answer, the index is the same as if it had been built at once."""
+    rng = np.random.default_rng(2)
+    tokens = rng.integers(0, 60, 3 * INDEX_TOKENS + 500).tolist()
+    n_prompt = len(tokens) - 20
+    sequence = Sequence(1, REQUEST, None, 0, 0.0, tokens=tokens[:n_prompt])
+    drafts = PromptLookup().start(REQUEST, 0)
+    n_indexed = []
+    for token in (*tokens[n_prompt:], None):
+        drafts.follow(sequence)
+        n_indexed.append(drafts.n_unindexed)
+        if token is not None:
+            sequence.tokens.append(token)
+    assert n_indexed[0] == n_prompt - 1 - INDEX_TOKENS + 2
+    assert n_indexed[-1] == 0
+    expected = {tuple(tokens[at : at + 3]): at + 3 for at in range(len(tokens) - 2)}
+    assert drafts.position_after == expected
 
 
 def test_the_chance_follows_how_often_repetitions_continued():

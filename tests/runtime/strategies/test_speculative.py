@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.ngram import PromptLookup
+from llmcli.runtime.drafting.ngram import NgramDrafts, PromptLookup
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.strategies.base import Speculation
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
@@ -213,3 +214,24 @@ def test_tokens_of_a_pass_share_its_time():
     assert speculative.generate_ms == pytest.approx(
         sum(token.ms for token in speculative.tokens[1:])
     )
+
+
+def test_drafters_do_not_read_while_other_answers_run(monkeypatch: pytest.MonkeyPatch):
+    follow, read = NgramDrafts.follow, []
+
+    def counted(self: NgramDrafts, sequence: Sequence) -> None:
+        read.append(sequence.id)
+        follow(self, sequence)
+
+    monkeypatch.setattr(NgramDrafts, "follow", counted)
+    context = FakeContext(n_ctx=512, n_seq_max=2, reply=lambda tokens: 97 + len(tokens) % 5)
+    engine = make_engine(context)
+    long = engine.submit(request(max_tokens=60, ignore_eos=True))
+    short = engine.submit(request(prompt=b"other: ", max_tokens=20, ignore_eos=True))
+    while engine.stats.n_running != 1:
+        engine.step()
+    engine.pop_answer(short)
+    assert len(read) <= 1  # the last token of the short answer may come first
+    answer = finish(engine, long)
+    assert set(read) == {long}
+    assert (len(answer.tokens), answer.n_accepted > 0) == (60, True)
