@@ -162,6 +162,8 @@ class ModelSwitcher:
         )
         schedule = replace(runner.engine.schedule, host_bytes=state_budget(header))
         runner.engine.schedule = schedule
+        if self.is_chat and self.parallel == 1:
+            runner.model.keep_parts()
         self._print_notes(plan, runner)
         file_bytes = sum(file.stat().st_size for file in runner.header.files)
         return OpenedModel(

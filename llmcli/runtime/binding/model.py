@@ -5,7 +5,7 @@ everything that changes while text is generated belongs to a context (context.py
 import ctypes
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from quant.model_file import read_header
 LOAD_MODE_NONE = contract.CONSTANTS["LLAMA_LOAD_MODE_NONE"]
 # architectures whose files may have learned positions (src/models, LLM_TENSOR_POS_EMBD)
 POSITION_ARCHITECTURES = frozenset((b"bert", b"gpt2", b"mpt", b"starcoder"))
+MAX_KEPT_PARTS = 2048  # parts of about SLICE_BYTES, about 40 MB with their ids
 
 
 class Model:
@@ -94,8 +95,20 @@ class Model:
             return self._tokenize_bytes(raw, special, add_special)
         ids: list[int] = []
         for number, part in enumerate(self._splits.split_text(raw, special)):
-            ids += self._tokenize_bytes(part, special, add_special and not number)
+            ids += self._tokenize_part(part, special, add_special and not number)
         return ids
+
+    def keep_parts(self) -> None:
+        """Keep the ids of the parts of long texts. A conversation that grows is then tokenized only
+        from its last kept part on: the cuts before it stay where they are.
+
+        Only for a single user: the time of a call reveals whether a part was seen before.
+        """
+        self._tokenize_part = functools.lru_cache(MAX_KEPT_PARTS)(self._tokenize_part)  # type: ignore[method-assign]
+
+    def _tokenize_part(self, raw: bytes, special: bool, add_special: bool) -> Sequence[int]:
+        """Return the token ids of a part of a long text."""
+        return tuple(self._tokenize_bytes(raw, special, add_special))
 
     def _tokenize_bytes(self, raw: bytes, special: bool, add_special: bool) -> list[int]:
         """Return the token ids of UTF-8 text, tokenized by one call of llama.cpp."""

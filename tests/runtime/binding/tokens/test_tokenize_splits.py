@@ -63,6 +63,32 @@ def test_a_text_in_parts_has_the_tokens_of_the_whole_text(
     assert n_cut or not special  # without control tokens there may be no place to cut
 
 
+def test_a_growing_text_is_tokenized_from_its_last_kept_part_on(
+    stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(8)
+    monkeypatch.setattr(binding, "SLICE_BYTES", 200)
+    monkeypatch.setattr(tokenize_splits, "SLICE_BYTES", 200)
+    with open_model(stories_gguf, vocab_only=True) as model:
+        tokenize_bytes, computed = model._tokenize_bytes, list[int]()
+
+        def count_and_tokenize(raw: bytes, *flags: bool) -> list[int]:
+            computed.append(len(raw))
+            return tokenize_bytes(raw, *flags)
+
+        monkeypatch.setattr(model, "_tokenize_bytes", count_and_tokenize)
+        model.keep_parts()
+        names = sorted(text.decode() for text in model._splits._special_tokens)
+        text = ""
+        for _ in range(60):
+            text += rng.choice(names) + "".join(rng.choices(WORDS, k=12))
+            for special in (True, False):
+                whole = tokenize_bytes(text.encode(), True, special)
+                assert model.tokenize(text, special=True, add_special=special) == whole, text
+        # without kept parts, the mean text would be tokenized 120 times
+        assert sum(computed) < 120 * len(text) / 2 / 4
+
+
 def test_the_lower_bound_of_a_text_of_longest_tokens_is_their_number(model: Model) -> None:
     longest = max(range(model.n_vocab), key=lambda token: len(model.piece(token, special=True)))
     assert (
