@@ -41,13 +41,14 @@ def search_with_arrays(
     )
 
 
+@pytest.mark.usefixtures("each_kernel_level")
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 @pytest.mark.parametrize("type", SEARCH_SETTINGS)
 def test_c_search_equals_numpy_and_is_not_worse_with_more_effort(
     type: str, spread: float, rows, importance
 ) -> None:
     if ggml.native_search() is None:
-        pytest.skip("this build of llama.cpp has no search of ours: it is for x86-64 and GCC")
+        pytest.skip("our search is not installed")
     settings = replace(SEARCH_SETTINGS[type], value_spread=spread)
     numpy_error = weighted_error(
         search_with_arrays(rows, importance, type, settings, array_backend()),
@@ -65,6 +66,7 @@ def test_c_search_equals_numpy_and_is_not_worse_with_more_effort(
     assert weighted_error(full_effort, type, rows, importance) < 1.003 * numpy_error
 
 
+@pytest.mark.usefixtures("each_kernel_level")
 @pytest.mark.parametrize("type", SEARCH_SETTINGS)
 def test_c_packs_the_blocks_of_the_format(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, settings, format = np.random.default_rng(3), SEARCH_SETTINGS[type], FORMATS[type]
