@@ -12,6 +12,8 @@ import os
 import sys
 from contextlib import suppress
 
+from llmcli.start_checks import find_problem
+
 # Messages of Python's errors for an unknown ~NAME, and for a system without a writable temporary
 # folder. These errors have no errno.
 NO_HOME_MESSAGE, NO_TEMP_FOLDER_MESSAGE = (
@@ -29,6 +31,9 @@ def main() -> None:
 
     Exits with 0 on success, 2 for wrong usage, 130 after Ctrl-C, and 1 for other errors.
     """
+    if problem := find_problem():
+        sys.stderr.write("error: {}\nhint: {}\n".format(*problem))
+        raise SystemExit(1)
     _leave_ascii()
     _fix_standard_streams()
     try:

@@ -40,15 +40,19 @@ def llama_requirement() -> str:
     return next((text for text in requirements if name.match(text)), LLAMA_PACKAGE)
 
 
-def install_llama_command(cmake_args: str = "") -> str:
+def install_llama_command(cmake_args: str = "", *, header: Path | None = None) -> str:
     """Return the shell command that builds and installs llama.cpp for this machine, with these
-    options for CMake.
+    options for CMake. `header`: a file to include in every source. scripts/setup has its own
+    options, with RPC and tile-config.h, and needs neither.
     """
-    variable = f"CMAKE_ARGS={shlex.quote(cmake_args)} " if cmake_args else ""
     if is_checkout():
-        return f"{variable}{SETUP_SCRIPT} --again"
+        return f"{SETUP_SCRIPT} --again"
+    variables = f"CMAKE_ARGS={shlex.quote(cmake_args)} " if cmake_args else ""
+    if header is not None:
+        flags = shlex.quote(f"-include {shlex.quote(str(header))}")
+        variables += f"CFLAGS={flags} CXXFLAGS={flags} "
     options = f"--force-reinstall --no-cache-dir --no-deps --no-binary {LLAMA_PACKAGE}"
-    return f"{variable}{installer()} {options} {shlex.quote(llama_requirement())}"
+    return f"{variables}{installer()} {options} {shlex.quote(llama_requirement())}"
 
 
 def install_kernels_advice() -> str:

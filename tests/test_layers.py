@@ -20,6 +20,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "types",
             "errors",
+            "start_checks",
             "units",
             "strict_json",
             "terminal_mode",
@@ -90,6 +91,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
 # Modules of quant that every package of llmcli may import. Only QUANT_USERS may import the others.
 QUANT_FOR_ALL = (
     "quant.errors",
+    "quant.installation",
     "quant.json_dataclasses",
     "quant.link_safety",
     "quant.registry",

@@ -137,6 +137,16 @@ def build_document(
             "missing": list(cpu_features.unsupported_features(result.features)),
         },
         "backends": list(result.backends),
+        "parts": [
+            {
+                "what": part.name,
+                "active": part.is_active,
+                "problem": part.problem or None,
+                "without_it": part.without_it,
+                "hint": part.remedy or None,
+            }
+            for part in result.parts
+        ],
         "devices": [
             {
                 "name": entry.name,
@@ -205,6 +215,7 @@ def _print_checkup(
     )
     ui.text()
     _print_cpu(result, ui)
+    _print_parts(result, ui)
     for entry in result.devices:
         free_text = (
             ""
@@ -266,6 +277,25 @@ def _print_cpu(result: "Diagnostics", ui: "UI") -> None:
     ):
         if feature_names:
             ui.text(f"the processor {description}: {' '.join(feature_names)}")
+
+
+def _print_parts(result: "Diagnostics", ui: "UI") -> None:
+    """Print which parts of the installation are active, and for each other part the reason, what
+    is lost, and what to do.
+    """
+    from llmcli.hardware.build_parts import library_name
+
+    warned = {hint for _, hint in result.warnings}
+    active = [part.name for part in result.parts if part.is_active]
+    if active:
+        ui.text(
+            f"active parts: {' · '.join(active)}" + (f" ({library_name()})" * bool(library_name()))
+        )
+    for part in result.parts:
+        if not part.is_active:
+            ui.text(f"not active: {part.name}: {part.problem}. Without it: {part.without_it}")
+            if part.remedy and part.remedy not in warned:
+                ui.text(f"  to get it: {part.remedy}")
 
 
 def _format_size(nbytes: int | None) -> str:

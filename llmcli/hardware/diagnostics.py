@@ -17,7 +17,8 @@ from llmcli.catalog import store
 from llmcli.catalog.sources.wheel import wheel_folder
 from llmcli.config import Config, wheel_cache_folder
 from llmcli.errors import UserError
-from llmcli.hardware import cpu_features, host, memory_limits
+from llmcli.hardware import build_parts, cpu_features, host, memory_limits
+from llmcli.hardware.build_parts import BuildPart
 from llmcli.hardware.cpu_features import CpuFeature
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import Device
@@ -61,6 +62,7 @@ class Diagnostics:
     address_limit: int | None  # what `ulimit -v` still allows; None: no limit
     load_average: float | None  # mean number of programs that ran in the last minute
     folders: tuple[FolderSize, ...]
+    parts: tuple[BuildPart, ...] = ()  # what may be missing; empty if llama.cpp does not load
 
     @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
@@ -88,6 +90,7 @@ class Diagnostics:
                     rebuild_command(self.devices),
                 )
             )
+        warnings += build_parts.list_warnings(self.parts)
         cores = host.core_count()
         if self.load_average is not None and self.load_average > MAX_LOAD_PER_CORE * cores:
             warnings.append(
@@ -107,9 +110,11 @@ def run_diagnostics(config: Config) -> Diagnostics:
     """
     load_error, build = "", None
     found_devices: tuple[Device, ...] = ()
+    parts: tuple[BuildPart, ...] = ()
     try:
         build = cpu_features.build_features()
         found_devices = tuple(devices.list_devices())
+        parts = build_parts.list_parts()
     except UserError as error:
         load_error = f"{error}; {error.hint}"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -125,6 +130,7 @@ def run_diagnostics(config: Config) -> Diagnostics:
         memory_limits.address_free_bytes(),
         load,
         measure_folders(config),
+        parts,
     )
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.ui import UI
 from llmcli.units import format_count
+from quant.installation import install_kernels_advice
 
 if TYPE_CHECKING:
     from quant.quantize.plan import Plan
@@ -46,6 +47,7 @@ def print_plan_notes(plan: "Plan", ui: UI) -> None:
             f"whole blocks: {changes}"
         )
     _note_few_rows(plan, ui)
+    _note_slow_methods(plan, ui)
     for name, steps in plan.methods.items():
         if name != plan.method.name:
             types = ", ".join(sorted({step.type for step in steps}))
@@ -68,6 +70,19 @@ def _note_other_source(plan: "Plan", ui: UI) -> None:
                 f"{path} was collected from another file than {plan.source.name}: it helps if that "
                 "is the same model in another type, or a close relative; otherwise it misleads"
             )
+
+
+def _note_slow_methods(plan: "Plan", ui: UI) -> None:
+    """Print a note if a method of the plan works without our C code, with the reason and what to
+    do.
+    """
+    reasons = sorted({step.method.slow_reason() for step in plan.steps if step.method} - {""})
+    if reasons:
+        ui.note(
+            "scales are searched with numpy, which is slower than llmcli's C code and gives other "
+            f"bytes: {'; '.join(reasons)}"
+        )
+        ui.note(f"hint: {install_kernels_advice()}")
 
 
 def _note_few_rows(plan: "Plan", ui: UI) -> None:

@@ -22,9 +22,9 @@ from typing import Any
 from llmcli import config
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
+from llmcli.runtime.binding.amx import repacks_weights
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.devices import repacks_for_amx
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
@@ -108,7 +108,7 @@ def open_reproducible(
     recurrent state.
     """
     config.disable_tiled_kernels()
-    can_repack = repacks_for_amx() or not any(
+    can_repack = repacks_weights() or not any(
         tensor.type in ROW_DEPENDENT_TYPES for tensor in header.tensors
     )
     for repack in (True, False) if can_repack else (False,):

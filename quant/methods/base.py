@@ -66,6 +66,10 @@ class Method(ABC):
         """
         return ""
 
+    def slow_reason(self) -> str:
+        """Return why the method works more slowly here than with our C code; "" if it does not."""
+        return ""
+
     def report(self, encoder: RowEncoder) -> MethodReport | None:
         """Return the report on a tensor, given its encoder after the encoder has processed all
         rows. None if there is nothing to report.

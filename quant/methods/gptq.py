@@ -90,6 +90,10 @@ class Gptq(Method):
         """
         return array_backends.device() or f"numpy, {FALLBACK_SEARCH.backend_name()}"
 
+    def slow_reason(self) -> str:
+        """Return why numpy searches the scales; "" if a GPU or our C code does."""
+        return FALLBACK_SEARCH.slow_reason()
+
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
         """Return the encoder of one tensor's rows."""
         return _TensorEncoder(format, statistics)

@@ -16,7 +16,7 @@ from quant.methods.group_scales import fit_group_scales
 from quant.methods.group_sums import GroupSums, invert
 from quant.methods.search_settings import SEARCH_SETTINGS, FormatSearchSettings, SearchEffort
 from quant.methods.superblock_scales import SuperblockScales, SuperblockSearch
-from quant.native import array_backends, ggml
+from quant.native import array_backends, ggml, kernels
 
 if TYPE_CHECKING:
     from quant.formats.base import BlockFormat, Floats, Ints
@@ -59,6 +59,12 @@ class Search(Method):
         depend on it.
         """
         return array_backends.device() or ("C" if ggml.native_search() else "numpy")
+
+    def slow_reason(self) -> str:
+        """Return why numpy searches; "" if a GPU or our C code does."""
+        if array_backends.device() or ggml.native_search():
+            return ""
+        return kernels.open_kernels().problem
 
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
         """Return the encoder for the format. Like ggml's encoder, it raises UserError for rows that

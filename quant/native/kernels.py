@@ -72,6 +72,11 @@ def open_gemm() -> Kernels:
     return Kernels(None, name, f"{name} does not load: {opened}")
 
 
+def supports_gemm() -> bool:
+    """Return whether this CPU could use the library of matrix products."""
+    return _cpu_level()[0] >= GEMM[1]
+
+
 def base_name() -> str:
     """Return the name of the library for any CPU of this architecture."""
     names = [name for name, minimum in LEVELS if minimum == 0]

@@ -5,7 +5,7 @@
 #define _tile_loadconfig(config) __asm__ volatile("ldtilecfg %0" : : "m"(*(const char(*)[64])(config)))
 #endif
 
-// amx_mend.py looks for this symbol: a library without it, from such a compiler, must not use AMX.
+// amx.py looks for this symbol: a library without it, from such a compiler, must not use AMX.
 #ifdef __cplusplus
 extern "C" {
 #endif

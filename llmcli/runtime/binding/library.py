@@ -17,6 +17,7 @@ from typing import Any
 from llmcli import config
 from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
+from quant.installation import install_llama_command
 
 LOG_ERROR = contract.HEADER_NUMBERS["GGML_LOG_LEVEL_ERROR"]
 
@@ -49,13 +50,13 @@ def lib() -> Any:
     except ImportError:
         raise UserError(
             "llama-cpp-python is not installed here",
-            hint="scripts/setup builds it for this machine",
+            hint=f"build it for this machine: {install_llama_command()}",
         ) from None
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"llama.cpp's library does not load: {error}",
             hint="it may have been built for another CPU: "
-            "delete the cached wheel and run scripts/setup again",
+            f"build it for this one: {install_llama_command()}",
         ) from None
     except AttributeError as error:  # the binding is newer than the library
         raise contract.version_error(f"the library and its binding differ: {error}") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import contract, rpc
+from llmcli.runtime.binding import amx, contract, rpc
 from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
@@ -266,6 +266,8 @@ def open_model(
             else placement.latent
         )
         set_fields(params, use_extra_bufts=not is_latent)
+    if amx.is_build_faulty():
+        set_fields(params, use_extra_bufts=False)
     reset_log()
     interrupted = threading.Event()
     # llama.cpp calls this after each tensor, so Ctrl-C ends a long load. KeyboardInterrupt is

@@ -16,6 +16,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.devices import GPU_KINDS, HOST_DEVICE, list_devices, rpc_devices
 from llmcli.runtime.binding.library import ggml, is_loaded
+from quant.installation import install_llama_command
 
 MAX_WORKERS = contract.HEADER_NUMBERS["GGML_RPC_MAX_SERVERS"]
 # A dead connection is detected after 10 seconds of silence and three unanswered probes, 5 seconds
@@ -174,7 +175,7 @@ def _procedure(name: str, result: Any, *arguments: Any) -> Any:
     if not procedure:
         raise UserError(
             "this build of llama.cpp has no RPC backend",
-            hint="scripts/setup --again builds it with -DGGML_RPC=on",
+            hint=f"build llama.cpp with it: {install_llama_command('-DGGML_RPC=on')}",
         )
     return ctypes.CFUNCTYPE(result, *arguments)(procedure)
 
@@ -189,3 +190,8 @@ def _registry() -> int | None:
     library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     registry: int | None = library.ggml_backend_reg_by_name(b"RPC")
     return registry
+
+
+def is_built() -> bool:
+    """Return whether this build of llama.cpp has the backend."""
+    return _registry() is not None

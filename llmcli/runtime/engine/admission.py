@@ -104,9 +104,7 @@ class Admission:
             for other in self.state.running.values()
             if other.is_prefilling
             and self._sharing_scope(other) == scope
-            and (
-                length := min(_common_length(sequence, other), other.n_prompt, len(tokens) - 1)
-            )
+            and (length := min(_common_length(sequence, other), other.n_prompt, len(tokens) - 1))
             > other.n_computed
         }
         if not prefix_lengths:
