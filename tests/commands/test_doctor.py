@@ -15,6 +15,9 @@ import pytest
 from llmcli.bench.cost import memory_bandwidth
 from llmcli.errors import UserError
 from llmcli.hardware import cpu_features, diagnostics, host
+from llmcli.runtime.binding import amx, devices, rpc
+from llmcli.runtime.binding.kernels import row_scan
+from quant.native import ggml, kernels
 from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
@@ -44,6 +47,7 @@ def test_the_json_has_all_sections(llmcli: Llmcli, home: Path) -> None:
         "versions",
         "cpu",
         "backends",
+        "parts",
         "devices",
         "memory",
         "folders",
@@ -227,3 +231,41 @@ def test_offline_refuses_network(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert llmcli("doctor", "--network").code == 1
     assert llmcli("doctor").code == 0
+
+
+def test_the_parts_of_the_installation_are_listed_and_what_is_lost_without_one(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {part["what"]: part for part in parse_json(llmcli("doctor", "--json"))["parts"]}
+    assert {"scans of logits", "products in bfloat16", "search of scales", "RPC"} <= set(parts)
+    assert all(part["active"] == (part["problem"] is None) for part in parts.values())
+    assert all(part["without_it"] for part in parts.values())
+
+    missing = kernels.Kernels(None, "kernels-x86-64", "kernels-x86-64 was not built: no C compiler")
+    monkeypatch.setattr(kernels, "open_kernels", lambda: missing)
+    row_scan.load_row_scan.cache_clear()
+    functions = ggml._c_function, ggml._encoder
+    for function in functions:
+        function.cache_clear()
+    monkeypatch.setattr(rpc, "is_built", lambda: False)
+    done = llmcli("doctor")
+    document = parse_json(llmcli("doctor", "--json"))
+    for function in (*functions, row_scan.load_row_scan):
+        function.cache_clear()
+    for name in ("scans of logits", "encoders of Q4_K, Q5_K, Q6_K", "search of scales"):
+        assert f"not active: {name}: kernels-x86-64 was not built: no C compiler" in done.out
+    assert "not active: RPC: llama.cpp was built without it" in done.out
+    assert done.err.count("no C compiler") == 1  # one warning for all
+    assert "hint: install a C compiler" in done.err
+    assert [part["active"] for part in document["parts"] if "logits" in part["what"]] == [False]
+    assert "C compiler" in document["warnings"][0]["what"]
+
+
+def test_a_build_with_faulty_amx_is_a_warning_with_the_command_that_mends_it(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "repacks_for_amx", lambda: True)
+    monkeypatch.setattr(amx, "is_build_faulty", lambda: True)
+    done = llmcli("doctor")
+    assert "warning: AMX: off, because the GCC that compiled llama.cpp" in done.err
+    assert "hint: use GCC 14 or newer, or: scripts/setup --again" in done.err

@@ -20,6 +20,7 @@ from llmcli.workflows.quantization.quantize import (
 )
 from llmcli.workflows.quantization.size_request import SizeRequest
 from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
+from quant.native import array_backends, ggml, kernels
 from tests.quant import tiny_gguf
 
 
@@ -89,3 +90,22 @@ def test_output_paths_that_would_overwrite_the_source_are_refused(
     with pytest.raises((UserError, UsageError)):
         check(open_job(plan_over_source, load_config(), UI(color=False)))
     assert list(tmp_path.glob("*.gguf")) == [source]
+
+
+@pytest.mark.parametrize("method", ["search", "ggml"])
+def test_a_search_without_c_code_is_noted_once_with_its_reason(
+    request_: QuantizeRequest,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missing = kernels.Kernels(None, "kernels-x86-64", "kernels-x86-64 was not built: no C compiler")
+    monkeypatch.setattr(kernels, "open_kernels", lambda: missing)
+    monkeypatch.setattr(ggml, "native_search", lambda: None)
+    monkeypatch.setattr(array_backends, "device", lambda: None)
+    request = replace(request_, method=MethodSettings(method))
+    run_quantization(request, load_config(), UI(color=False))
+    printed = capsys.readouterr().err
+    assert printed.count("scales are searched with numpy") == (method == "search")
+    assert printed.count("was not built: no C compiler") == (method == "search")
+    assert printed.count("hint: install a C compiler") == (method == "search")
