@@ -57,7 +57,7 @@ X86_64 = (
 )
 
 
-def libraries(machine: str) -> tuple[Library, ...]:
+def libraries(machine: str = platform.machine()) -> tuple[Library, ...]:
     """Return the libraries for an architecture, named as by platform.machine()."""
     return X86_64 if machine.lower() in ("x86_64", "amd64") else GENERIC
 
@@ -86,7 +86,7 @@ def build(folder: Path, compiler: Sequence[str] | None) -> dict[str, str]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
-    wanted = libraries(platform.machine())
+    wanted = libraries()
     if compiler is None:
         failed = {library.name: "no C compiler was found" for library in wanted}
     else:
