@@ -1,5 +1,6 @@
 """Prefill planning: decides how many rows of the next pass each prompt gets."""
 
+from llmcli.runtime.engine.chunk_rows import PassLimits, choose_max_rows
 from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass, choose_prefill_rows
 from llmcli.runtime.engine.overflow import OverflowHandler
 from llmcli.runtime.engine.scheduler_state import MAX_FORCED_TOKENS, SchedulerState
@@ -113,23 +114,16 @@ class PrefillPlanner:
         `Schedule.max_gap_seconds`.
         """
         context, schedule = self.state.context, self.state.schedule
-        limit = min(context.n_batch, schedule.max_rows or context.n_batch)
-        gap_seconds = schedule.max_gap_seconds
-        if gap_seconds is None:
-            return limit
-        if not n_decoding:
-            return min(limit, context.n_ubatch)
-        rows_in_gap = (
-            int(gap_seconds / self.row_seconds)
-            if self.row_seconds
-            else context.n_ubatch // OLDEST_PREFILL_SHARE
+        return choose_max_rows(
+            PassLimits(
+                max_rows=min(context.n_batch, schedule.max_rows or context.n_batch),
+                micro_batch_rows=context.n_ubatch,
+                gap_seconds=schedule.max_gap_seconds,
+                row_seconds=self.row_seconds,
+                n_decoding=n_decoding,
+                uses_tiles=bool(schedule.min_offload_rows),
+            )
         )
-        uses_tiles = rows_in_gap >= TILE_ROWS or bool(schedule.min_offload_rows)
-        step = TILE_ROWS if uses_tiles else MAX_FORCED_TOKENS
-        # Round to the nearest multiple. Rounding down would leave passes too short for the tiles of
-        # flash attention.
-        nearest = (rows_in_gap + step // 2) // step * step
-        return min(limit, max(nearest, step, n_decoding + MAX_FORCED_TOKENS))
 
 
 def _tokens_left(sequence: Sequence) -> int:
