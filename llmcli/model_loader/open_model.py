@@ -160,8 +160,11 @@ class ModelSwitcher:
             if self.on_other_thread
             else stack.enter_context(opening)
         )
-        schedule = replace(runner.engine.schedule, host_bytes=state_budget(header))
-        runner.engine.schedule = schedule
+        runner.engine.schedule = replace(
+            runner.engine.schedule,
+            host_bytes=state_budget(header),
+            measure_host_bytes=partial(state_budget, header),
+        )
         if self.is_chat and self.parallel == 1:
             runner.model.keep_parts()
         self._print_notes(plan, runner)

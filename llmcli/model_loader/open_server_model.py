@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError, UserError
@@ -125,6 +126,7 @@ def _make_schedule(
         max_gap_seconds=max_gap_seconds,
         share_prefixes=share_prefixes,
         host_bytes=state_budget(runner.header),
+        measure_host_bytes=partial(state_budget, runner.header),
         idle_offload="measured" if is_on_cpu else "room",
         min_offload_rows=TILE_ROWS if is_on_cpu else None,
         min_prefill_rows=MIN_ROWS if runner.engine.prefill_reader is not None else None,

@@ -1,5 +1,6 @@
 """The limits by which passes are divided between requests, and the reported load of an engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,9 @@ class Schedule:
     - `host_bytes`: the budget of host memory for the states of all offloaded answers
       (kv_cache/host_budget.py). With 0, preempted answers are recomputed, and finished answers stay
       cached only in the pool.
+    - `measure_host_bytes`: measures this budget again from time to time, because other programs may
+      take memory. Its argument is the number of bytes that the states take. The smaller one of both
+      budgets applies.
     - `idle_offload`: when finished answers leave the pool (kv_cache/offload.py).
     - `min_offload_rows`: if prompts have at least this many rows to compute, they are computed in
       separate passes. These alternate with passes of the answers, whose cells are offloaded in the
@@ -46,6 +50,7 @@ class Schedule:
     max_gap_seconds: float | None = None
     share_prefixes: bool = True
     host_bytes: int = 0
+    measure_host_bytes: Callable[[int], int] | None = None
     idle_offload: IdleOffloadMode = "room"
     min_offload_rows: int | None = None
     min_prefill_rows: int | None = None

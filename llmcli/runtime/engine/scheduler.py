@@ -40,7 +40,8 @@ class Scheduler:
         self.context, self.ledger = context, ledger
         self.state = SchedulerState(context, ledger, schedule)
         self.running, self.waiting = self.state.running, self.state.waiting
-        self.offload_store = OffloadStore(ledger, schedule.host_bytes, token_bytes)
+        self.offload_store = OffloadStore(ledger, token_bytes)
+        self.offload_store.set_budget(schedule.host_bytes, schedule.measure_host_bytes)
         self.swap = PreemptionSwap(self.offload_store)
         self.idle_offload = IdleOffload(self.offload_store)
         self.decode_offload = DecodeOffload(self.offload_store)
@@ -58,7 +59,7 @@ class Scheduler:
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
         self.state.schedule = schedule
-        self.offload_store.resize(schedule.host_bytes)
+        self.offload_store.set_budget(schedule.host_bytes, schedule.measure_host_bytes)
 
     @property
     def is_steady(self) -> bool:

@@ -11,7 +11,8 @@ class HostMemory:
 
     - `free_bytes`: what this machine can give without swapping. Pages of mapped files count as
       free. None: unknown.
-    - `group_free_bytes`: what the control groups of this process still allow. None: no limit.
+    - `group_free_bytes`: what the limits of this process still allow: those of its control groups
+      and of its address space. None: no limit.
     - `needed_bytes`: the part of both that the model needs nevertheless: weights that are mapped
       from the file and must stay in memory, and buffers that it has not filled yet.
     """

@@ -332,10 +332,14 @@ class Ledger:
         """Copy the state of a slot to host memory, and empty the slot. Cells that another busy slot
         also uses stay in the pool and are left out of the state. If the slot `is_idle`, so are
         those that another idle slot uses; the state is then of no use once they are lost.
+
+        Raises MemoryError, with the slot empty, when the system has no memory for the state.
         """
         start, tokens = self.shared_length(slot, busy_only=not is_idle), tuple(self.tokens[slot])
-        state = self.memory.read_state(slot, start) if start < len(tokens) else memoryview(b"")
-        self._map.trim(slot, 0)
+        try:
+            state = self.memory.read_state(slot, start) if start < len(tokens) else memoryview(b"")
+        finally:  # reading drops the cells before `start`
+            self._map.trim(slot, 0)
         return SwappedState(tokens, start, state)
 
     def copy_state(self, slot: int) -> SwappedState:

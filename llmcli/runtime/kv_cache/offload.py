@@ -52,6 +52,8 @@ class PreemptionSwap:
         if not store.make_room(nbytes):
             return None
         swapped = store.swap_out(slot)
+        if swapped is None:
+            return None
         size = len(swapped.state)
         if not store.make_room(size):  # the state may be larger than estimated
             return None
@@ -89,8 +91,8 @@ class IdleOffload:
 
     def save(self, slot: int, keep: int) -> bool:
         """Store the state of an idle slot, which is about to lose its cells after the first `keep`.
-        Return whether the state is stored, or is in the pool elsewhere. If it is and `keep` is 0,
-        the slot is empty.
+        Return whether the slot is done: its state is stored, or is in the pool elsewhere. If
+        `keep` is 0, the slot is empty then.
         """
         store, ledger = self.store, self.store.ledger
         count, start = len(ledger.tokens[slot]), ledger.shared_length(slot)
@@ -100,8 +102,9 @@ class IdleOffload:
         cost = store.costs.of_state(count - start, nbytes, store.costs.reuse_chance)
         if not self._can_store() or not is_worth_storing(cost) or not store.make_room(nbytes):
             return False
-        self._add(slot, store.copy_state(slot) if keep else store.swap_out(slot, is_idle=True))
-        return True
+        swapped = store.copy_state(slot) if keep else store.swap_out(slot, is_idle=True)
+        self._add(slot, swapped)
+        return swapped is not None or not keep
 
     def clear_pool(self) -> None:
         """Store all idle slots, least recently used first, to make passes faster. Nothing is
@@ -185,8 +188,10 @@ class IdleOffload:
         ledger = self.store.ledger
         return ledger.keeps_idle and ledger.memory.has_complete_states
 
-    def _add(self, slot: int, swapped: SwappedState) -> None:
-        """Add the state that was read from a slot to the store."""
+    def _add(self, slot: int, swapped: SwappedState | None) -> None:
+        """Add the state that was read from a slot to the store, if there was memory for it."""
+        if swapped is None:
+            return
         self.store.add_idle(IdleState(self.store.ledger.scopes[slot], swapped, slot))
 
     def _last_of(self, slot: int) -> int | None:
@@ -225,8 +230,9 @@ class DecodeOffload:
         for slot in slots:
             if store.has_room(store.estimate_bytes(len(store.ledger.tokens[slot]))):
                 swapped = store.swap_out(slot)
-                store.pin(swapped)
-                offloaded.append((slot, swapped))
+                if swapped is not None:
+                    store.pin(swapped)
+                    offloaded.append((slot, swapped))
         try:
             yield
         finally:

@@ -8,7 +8,7 @@ passes faster.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from llmcli.runtime.kv_cache.attention_cost import AttentionCost
@@ -17,6 +17,7 @@ from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.kv_cache.offload_cost import StateCost, is_worth_restoring
 from llmcli.runtime.kv_cache.radix_tree import RadixTree
 
+MEASURE_SECONDS = 5.0  # time between two measurements of the budget
 NEW_WEIGHT = 0.25  # weight of a new measurement in the moving averages
 MIN_TIMED_TOKENS = 32  # passes and states of fewer tokens are not timed
 USE_WEIGHT = 1 / 32  # weight of one stored state in the chance of reuse
@@ -80,9 +81,12 @@ class MeasuredCosts:
 class OffloadStore:
     """All states in host memory, at most `max_bytes` bytes together."""
 
-    def __init__(self, ledger: Ledger, max_bytes: int, token_bytes: float = 0.0) -> None:
+    def __init__(self, ledger: Ledger, token_bytes: float = 0.0) -> None:
         """`token_bytes`: bytes of a token in the cache; 0 if unknown before the first state."""
-        self.ledger, self.max_bytes = ledger, max_bytes
+        self.ledger = ledger
+        self.max_bytes = self._most_bytes = 0
+        self._measure_budget: Callable[[int], int] | None = None
+        self._measured_at = 0.0
         self.costs = MeasuredCosts()
         self.idle: dict[int, IdleState] = {}  # by number, least recently used first
         self.idle_bytes = 0
@@ -96,37 +100,72 @@ class OffloadStore:
         """Return the bytes of all states together."""
         return self._pinned_bytes + self.idle_bytes
 
-    def resize(self, max_bytes: int) -> None:
-        """Change the budget. Idle states that exceed it are dropped."""
-        self.max_bytes = max_bytes
+    def set_budget(
+        self, max_bytes: int, measure_budget: Callable[[int], int] | None = None
+    ) -> None:
+        """Change the budget. Idle states that exceed it are dropped. `measure_budget`: returns the
+        budget at the moment, for the number of bytes that the states take; it can only lower
+        `max_bytes`.
+        """
+        self.max_bytes = self._most_bytes = max_bytes
+        self._measure_budget, self._measured_at = measure_budget, time.monotonic()
         self._drop_idle(max_bytes)
+
+    def _update_budget(self) -> None:
+        """Measure the budget again if the last measurement is old."""
+        now = time.monotonic()
+        if self._measure_budget is None or now - self._measured_at < MEASURE_SECONDS:
+            return
+        self._measured_at = now
+        self.max_bytes = min(self._most_bytes, self._measure_budget(self.nbytes))
+        self._drop_idle(self.max_bytes)
 
     def estimate_bytes(self, tokens: int) -> float:
         """Return the expected bytes of a state of `tokens` tokens, by the size of the last state."""
         return tokens * self._token_bytes
 
     def has_room(self, nbytes: float) -> bool:
-        """Return whether `nbytes` more bytes fit into the budget, with nothing dropped."""
+        """Return whether `nbytes` more bytes fit into the budget, with nothing dropped for them."""
+        self._update_budget()
         return self.max_bytes > 0 and self.nbytes + nbytes <= self.max_bytes
 
     def make_room(self, nbytes: float) -> bool:
         """Drop idle states until `nbytes` more bytes fit into the budget. Return False, with
         nothing dropped, when they would not fit even without idle states.
         """
+        self._update_budget()
         if not self.max_bytes or self._pinned_bytes + nbytes > self.max_bytes:
             return False
         self._drop_idle(self.max_bytes - nbytes)
         return True
 
-    def swap_out(self, slot: int, is_idle: bool = False) -> SwappedState:
-        """Empty a slot and return its state, like `Ledger.swap_out`."""
+    def swap_out(self, slot: int, is_idle: bool = False) -> SwappedState | None:
+        """Empty a slot and return its state, like `Ledger.swap_out`. Return None if the system has
+        no memory for the state; the slot is empty then, too.
+        """
         start_time = time.perf_counter()
-        return self._record(self.ledger.swap_out(slot, is_idle), start_time)
+        try:
+            swapped = self.ledger.swap_out(slot, is_idle)
+        except MemoryError:
+            self._lower_budget()
+            return None
+        return self._record(swapped, start_time)
 
-    def copy_state(self, slot: int) -> SwappedState:
-        """Return the whole state of a slot, which stays in the pool."""
+    def copy_state(self, slot: int) -> SwappedState | None:
+        """Return the whole state of a slot, which stays in the pool. Return None if the system has
+        no memory for it.
+        """
         start_time = time.perf_counter()
-        return self._record(self.ledger.copy_state(slot), start_time)
+        try:
+            swapped = self.ledger.copy_state(slot)
+        except MemoryError:
+            self._lower_budget()
+            return None
+        return self._record(swapped, start_time)
+
+    def _lower_budget(self) -> None:
+        """Lower the budget for good, because the system had no memory for another state."""
+        self.max_bytes = self._most_bytes = self.nbytes
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
         """Restore a state into an empty slot, like `Ledger.swap_in`."""

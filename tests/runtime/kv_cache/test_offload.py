@@ -140,3 +140,48 @@ def test_a_prefix_that_idle_slots_share_is_stored_once(monkeypatch: pytest.Monke
             answer = engine.pop_answer(sequence)
     assert answer.cached_tokens == len(prompt) - 1
     assert engine.scheduler.idle_offload.nbytes < (200 + 8 * 40) * TOKEN_BYTES
+
+
+def test_states_give_their_memory_to_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, free = [0.0], [1 << 30]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+
+    def measure(held: int) -> int:
+        return min(1 << 30, (free[0] + held) // 2)
+
+    schedule = Schedule(2, host_bytes=1 << 30, measure_host_bytes=measure)
+    engine, _ = make_engine(monkeypatch, schedule, n_seq_max=2)
+    store = engine.scheduler.offload_store
+    reused_shares(engine, 6)
+    before = store.nbytes
+    assert before > 4 * 100 * TOKEN_BYTES
+    free[0] = 0
+    seconds[0] += 60
+    reused_shares(engine, 3, rounds=1, seed=2)
+    assert store.nbytes <= before // 2
+    free[0] = 1 << 30
+    seconds[0] += 60
+    assert reused_shares(engine, 6, seed=2)[2] == 1
+
+
+def test_without_memory_for_a_state_its_tokens_are_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, context = make_engine(
+        monkeypatch, Schedule(2, host_bytes=1 << 40), n_seq_max=4, n_ctx=300
+    )
+    read_state = context.read_state
+
+    def read(sequence: int, start: int = 0) -> bytes | memoryview:
+        if len(context.cells[sequence]) - start > 100:
+            raise MemoryError
+        return read_state(sequence, start)
+
+    monkeypatch.setattr(context, "read_state", read)
+    reused_shares(engine, 6)
+    ids = [engine.submit(Request(tuple([n] * 60), GREEDY, 120, ignore_eos=True)) for n in range(3)]
+    while engine.is_busy:
+        engine.step()
+        engine.check()
+    assert engine.scheduler.n_preemptions
+    assert [len(engine.pop_answer(number).tokens) for number in ids] == [120] * 3
