@@ -26,6 +26,7 @@ from llmcli.bench.speed.measure import SpeedTrial, open_trial
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import run_passes
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES
+from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import Model, open_model
 
@@ -133,7 +134,7 @@ class Theirs:
         library, pointer, batch = self.library, self.pointer, self.batch
         ids = [self._token(position) for position in range(start, end)]
         library.llama_set_n_threads(pointer, self.test.n_threads, self.test.n_threads)
-        batch.n_tokens = 1
+        set_fields(batch, n_tokens=1)
         tokens, positions = batch.token, batch.pos
         began = time.perf_counter()
         for position, token_id in enumerate(ids, start):
@@ -151,15 +152,18 @@ def open_theirs(model: Model, test: SpeedTest) -> Iterator[Theirs]:
     """
     library = lib()
     params = library.llama_context_default_params()
-    params.n_ctx = test.n_prompt + test.n_gen + test.n_depth
-    params.n_batch, params.n_ubatch = test.n_batch, test.n_ubatch
-    params.type_k, params.type_v = KV_TYPES[test.type_k], KV_TYPES[test.type_v]
-    params.flash_attn_type = FLASH_MODES[test.flash_attn]
-    params.offload_kqv, params.op_offload, params.embeddings, params.swa_full = (
-        True,
-        True,
-        False,
-        False,
+    set_fields(
+        params,
+        n_ctx=test.n_prompt + test.n_gen + test.n_depth,
+        n_batch=test.n_batch,
+        n_ubatch=test.n_ubatch,
+        type_k=KV_TYPES[test.type_k],
+        type_v=KV_TYPES[test.type_v],
+        flash_attn_type=FLASH_MODES[test.flash_attn],
+        offload_kqv=True,
+        op_offload=True,
+        embeddings=False,
+        swa_full=False,
     )
     pointer = library.llama_init_from_model(model.pointer, params)
     assert pointer, "llama.cpp refuses llama-bench's context"

@@ -53,6 +53,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 import llama_cpp as l
+from llmcli.runtime.binding.contract import set_fields
 quiet = l.llama_log_callback(lambda level, text, data: None)
 l.llama_log_set(quiet, None)
 l.llama_backend_init()
@@ -60,9 +61,9 @@ for line in sys.stdin:
     path = line.strip().encode()
     for vocab_only in (True, False):
         params = l.llama_model_default_params()
-        params.vocab_only = vocab_only
         with open(path, "rb") as file:
-            params.use_extra_bufts = b"attn_k_b" not in file.read(1 << 20)  # as llmcli opens it
+            repack = b"attn_k_b" not in file.read(1 << 20)  # as llmcli opens it
+        set_fields(params, vocab_only=vocab_only, use_extra_bufts=repack)
         model = l.llama_model_load_from_file(path, params)
         if not model:
             continue
@@ -74,7 +75,7 @@ for line in sys.stdin:
             l.llama_token_to_piece(vocab, ids[i], piece, 64, 0, True)
         if not vocab_only:
             settings = l.llama_context_default_params()
-            settings.n_ctx, settings.n_batch, settings.n_threads, settings.n_threads_batch = 64, 64, 1, 1
+            set_fields(settings, n_ctx=64, n_batch=64, n_threads=1, n_threads_batch=1)
             context = l.llama_init_from_model(model, settings)
             if context:
                 tokens = (ctypes.c_int32 * 2)(1, 1)

@@ -281,6 +281,8 @@ def list_tensors(header: Path) -> list[tuple[str, int, tuple[int, ...]]]:
     """
     import llama_cpp.llama_cpp as llama
 
+    from llmcli.runtime.binding.contract import set_fields
+
     llama.llama_backend_init()
     library = llama._lib
     library.ggml_get_name.restype = ctypes.c_char_p
@@ -310,7 +312,7 @@ def list_tensors(header: Path) -> list[tuple[str, int, tuple[int, ...]]]:
         llama.llama_model_params,
     ]
     parameters = llama.llama_model_default_params()
-    parameters.n_gpu_layers = 0
+    set_fields(parameters, n_gpu_layers=0)
     model = make_model(context, ctypes.cast(callback, ctypes.c_void_p), None, parameters)
     if not model:
         raise SystemExit("llama.cpp refuses the metadata")
@@ -322,6 +324,8 @@ def find_unused_keys(arch: str, folder: Path) -> list[str]:
     stored as a text.
     """
     import llama_cpp.llama_cpp as llama
+
+    from llmcli.runtime.binding.contract import set_fields
 
     llama.llama_backend_init()
     unused = []
@@ -338,7 +342,7 @@ def find_unused_keys(arch: str, folder: Path) -> list[str]:
         )
         llama.llama_log_set(callback, None)
         parameters = llama.llama_model_default_params()
-        parameters.no_alloc, parameters.load_mode = True, 0
+        set_fields(parameters, no_alloc=True, load_mode=0)
         if model := llama.llama_model_load_from_file(str(path).encode(), parameters):
             llama.llama_model_free(model)
         if not any(f"key {key} has wrong type" in message for message in messages):

@@ -16,6 +16,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
+from llmcli.runtime.binding.contract import set_fields
 from quant.calibration import imatrix
 from quant.model_file import read_header
 from quant.native import ggml
@@ -32,7 +33,7 @@ def run_llama_quantize(
     SystemExit if llama.cpp refuses.
     """
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize, params.nthread = number, True, threads
+    set_fields(params, ftype=number, allow_requantize=True, nthread=threads)
     if weights:
         arrays = {
             name: entry.mean_squares(0, 1, entry.count) for name, entry in weights.entries.items()
@@ -43,7 +44,7 @@ def run_llama_quantize(
             for name, values in arrays.items()
         ]
         data.append((None, None, 0))
-        params.imatrix = (llama_cpp.llama_model_imatrix_data * len(data))(*data)
+        set_fields(params, imatrix=(llama_cpp.llama_model_imatrix_data * len(data))(*data))
     began = time.monotonic()
     failed = llama_cpp.llama_model_quantize(
         str(source).encode(), str(out).encode(), ctypes.byref(params)

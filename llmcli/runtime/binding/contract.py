@@ -292,8 +292,8 @@ HEADER_NUMBERS: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class OptionalSymbol:
-    """A function that is not part of llama.cpp's interface, so that a build may lack it. `library`:
-    the library that exports it. `lost`: what llmcli does without it.
+    """A function that a build of llama.cpp may lack: an internal one, or one of a backend. `library`:
+    the library that has it. `lost`: what llmcli does without it.
     """
 
     name: str
@@ -316,7 +316,25 @@ SOFT_MAX = OptionalSymbol(
     "ggml-cpu",
     "log-probabilities are computed by numpy where llmcli's own C code is missing, which is slower",
 )
-OPTIONAL_SYMBOLS = (MEMORY_BREAKDOWN, TENSOR_MAP, SOFT_MAX)
+RPC_ADD_SERVER = OptionalSymbol(
+    "ggml_backend_rpc_add_server", "ggml-rpc", "--rpc is refused: no workers can be used"
+)
+RPC_START_SERVER = OptionalSymbol(
+    "ggml_backend_rpc_start_server", "ggml-rpc", "llmcli worker --rpc is refused"
+)
+EXTRA_BUFFER_TYPES = OptionalSymbol(
+    "ggml_backend_dev_get_extra_bufts",
+    "ggml-cpu",
+    "--reproducible does not repack weights for AMX",
+)
+OPTIONAL_SYMBOLS = (
+    MEMORY_BREAKDOWN,
+    TENSOR_MAP,
+    SOFT_MAX,
+    RPC_ADD_SERVER,
+    RPC_START_SERVER,
+    EXTRA_BUFFER_TYPES,
+)
 
 
 def check(module: Any) -> None:
@@ -335,7 +353,7 @@ def differences(module: Any) -> Iterator[str]:
     have the right layout.
     """
     has_layout = True
-    for found in _interface_differences(module):
+    for found in interface_differences(module):
         has_layout = False
         yield found
     if not has_layout:
@@ -362,7 +380,7 @@ def differences(module: Any) -> Iterator[str]:
         yield difference
 
 
-def _interface_differences(module: Any) -> Iterator[str]:
+def interface_differences(module: Any) -> Iterator[str]:
     """Yield what is missing or has another layout in the module. Nothing is called."""
     for name, (size, fields) in STRUCTURES.items():
         structure = getattr(module, name, None)

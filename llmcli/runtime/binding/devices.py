@@ -8,7 +8,7 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.runtime.binding.contract import HEADER_NUMBERS
+from llmcli.runtime.binding.contract import EXTRA_BUFFER_TYPES, HEADER_NUMBERS
 from llmcli.runtime.binding.library import ggml
 
 HOST_DEVICE, GPU_KINDS = "CPU", ("gpu", "igpu")
@@ -139,7 +139,7 @@ def repacks_for_amx() -> bool:
     device = library.ggml_backend_dev_by_type(0)
     registry = library.ggml_backend_dev_backend_reg(device)
     procedure = library.ggml_backend_reg_get_proc_address(
-        registry, b"ggml_backend_dev_get_extra_bufts"
+        registry, EXTRA_BUFFER_TYPES.name.encode()
     )
     if not procedure:
         return False

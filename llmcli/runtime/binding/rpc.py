@@ -42,7 +42,7 @@ def join_worker(endpoint: str) -> tuple[str, ...]:
     """
     if endpoint not in joined_workers():
         library = ggml()
-        added = _procedure("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(
+        added = _procedure(contract.RPC_ADD_SERVER, ctypes.c_void_p, ctypes.c_char_p)(
             endpoint.encode()
         )
         if not added:
@@ -99,7 +99,7 @@ def serve_devices(
         *(library.ggml_backend_dev_by_name(name.encode()) for name in names)
     )
     start = _procedure(
-        "ggml_backend_rpc_start_server",
+        contract.RPC_START_SERVER,
         None,
         ctypes.c_char_p,
         ctypes.c_char_p,
@@ -162,16 +162,18 @@ def enable_keepalive() -> None:
 
 def require_backend() -> None:
     """Raise UserError for a build of llama.cpp without the RPC backend."""
-    _procedure("ggml_backend_rpc_start_server", None)
+    _procedure(contract.RPC_START_SERVER, None)
 
 
-def _procedure(name: str, result: Any, *arguments: Any) -> Any:
+def _procedure(symbol: contract.OptionalSymbol, result: Any, *arguments: Any) -> Any:
     """Return a C function of the RPC backend. `result` and `arguments`: its ctypes types.
 
     Raises UserError for a build of llama.cpp without the backend.
     """
     registry = _registry()
-    procedure = registry and ggml().ggml_backend_reg_get_proc_address(registry, name.encode())
+    procedure = registry and ggml().ggml_backend_reg_get_proc_address(
+        registry, symbol.name.encode()
+    )
     if not procedure:
         raise UserError(
             "this build of llama.cpp has no RPC backend",
