@@ -23,8 +23,9 @@ FFN_COPIES, WIDTH_COPIES = 3, 6
 MASK_BYTES, PLAIN_MASK_BYTES = 2, 4  # per row and cell, with and without flash attention
 SCORE_BYTES = 4.2  # per row, cell and head, without flash attention
 GRAPH_BYTES = 2 << 20  # other buffers of a graph
-# llama.cpp keeps several copies of a pass's inputs if layers are on several devices
-# (GGML_SCHED_MAX_COPIES)
+# With several devices that have all layers, llama.cpp keeps several copies of a pass's inputs, so
+# that the devices compute micro-batches in parallel (GGML_SCHED_MAX_COPIES; src/llama-context.cpp,
+# pipeline_parallel).
 PIPELINE_COPIES = 4
 
 
@@ -107,6 +108,12 @@ def predict_memory(
     output_place = distribution.places[-1]
     weights[output_place] += layout.output if output_place != HOST or not layout.is_tied else 0
     used = {place for place in distribution.places if place != HOST}
+    is_pipeline = (
+        n_devices > 1
+        and options.offload_kqv
+        and HOST not in distribution.places
+        and not any(distribution.has_host_experts)
+    )
     memory = []
     for place in (HOST, *range(n_devices)):
         if place != HOST and place not in used:
@@ -116,11 +123,13 @@ def predict_memory(
             layout,
             options,
             has_output=place == output_place,
-            copies=PIPELINE_COPIES if len(used) > 1 else 1,
+            copies=PIPELINE_COPIES if is_pipeline else 1,
         )
         if place != HOST:
             # products of many rows with weights on the host are computed on the device
             compute += largest_on_host
+        else:
+            compute += 4 * layout.n_vocab * max(options.n_sequences, options.n_outputs)
         cached = weights[HOST] if place == HOST else 0
         memory.append(PredictedMemory(weights[place], kv[place], compute, cached))
     return tuple(memory)
@@ -137,6 +146,10 @@ def compute_bytes(
     is_flash = options.flash_attn != "off"
     values = FFN_COPIES * max(layout.ffn_width, layout.query_values) + WIDTH_COPIES * layout.width
     inputs = rows * cells * (MASK_BYTES if is_flash else PLAIN_MASK_BYTES)
+    if copies > 1:
+        # the values that devices pass on; recurrent layers also pass on those of their states
+        passed = 2 * layout.width + (0 if layout.query_values else layout.ffn_width)
+        inputs += 4 * rows * passed
     scores = 0 if is_flash else int(rows * cells * layout.query_heads * SCORE_BYTES)
     n_outputs = reserved_outputs(max(options.n_sequences, options.n_outputs))
     logits = 4 * layout.n_vocab * n_outputs if has_output else 0

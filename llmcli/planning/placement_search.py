@@ -238,13 +238,14 @@ class PlacementSearch:
         options = replace(self.options, n_ctx=n_ctx)
         counts = [0] * len(devices)
         everywhere = Distribution(
-            (HOST,) * (n_layers + 1 - n_moved) + (used[0],) * n_moved,
+            (HOST,) * (n_layers + 1 - n_moved) + (used[0],) * (n_moved - 1) + (used[-1],),
             tuple(
                 number < n_layers + 1 - n_moved or n_host_experts < 0 or number < n_host_experts
                 for number in range(n_layers)
             ),
         )
-        compute = predict_memory(layout, (), options, everywhere, len(devices))[1 + used[0]].compute
+        memory = predict_memory(layout, (), options, everywhere, len(devices))
+        compute = max(share.compute for share in memory[1:])
 
         def room(index: int) -> float:
             return devices[index].usable_bytes * shares[index] - compute

@@ -27,7 +27,9 @@ def best_plan(
     contexts = (
         [request.n_ctx]
         if request.n_ctx is not None
-        else list(range(LEAST_TOKENS, max(LEAST_TOKENS, request.wanted_tokens) + 1, context_step))
+        else sorted(
+            {*range(LEAST_TOKENS, request.wanted_tokens, context_step), request.wanted_tokens}
+        )
     )
     best: PlannedPlacement | None = None
     for placement in placements(search, request, layer_step):
