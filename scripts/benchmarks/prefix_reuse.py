@@ -3,6 +3,7 @@
 
 usage: .venv/bin/python scripts/benchmarks/prefix_reuse.py [REF] [-np 32] [-c 40960] [--users 32]
        [--tokens 700] [--rounds 3] [--answer 16] [-t 1] [--host-bytes BYTES]
+       [--idle-offload room|measured|always]
 
 Users send chats in turn, one request at a time. In each round a user sends all of the conversation
 so far and a few new tokens. REF is opened as `serve` opens it. Without REF, a stand-in of 128 KiB
@@ -65,6 +66,8 @@ def opened_engine(args: argparse.Namespace) -> Iterator[tuple[Engine, range]]:
         engine = model.runner.engine
         if args.host_bytes is not None:
             engine.schedule = replace(engine.schedule, host_bytes=args.host_bytes)
+        if args.idle_offload is not None:
+            engine.schedule = replace(engine.schedule, idle_offload=args.idle_offload)
         yield engine, range(300, min(20_000, model.runner.model.n_vocab))
 
 
@@ -78,6 +81,7 @@ def main() -> None:
     parser.add_argument("-c", "--ctx", type=int, default=40_960)
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("--host-bytes", type=int, help="budget for states in host memory")
+    parser.add_argument("--idle-offload", choices=("room", "measured", "always"))
     for name, value in (("users", 32), ("tokens", 700), ("rounds", 3), ("answer", 16)):
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
