@@ -64,6 +64,7 @@ DECLARATIONS = {
         "const std::vector<std::pair<std::string, ggml_tensor *>> & "
         "llama_internal_get_tensor_map(const llama_model * model)"
     ),
+    contract.GGML_VERSION: "const char * ggml_version(void)",
     contract.SOFT_MAX: "ggml_float ggml_vec_soft_max_f32(const int n, float * y, const float * x, float max)",
 }
 # definitions whose output or conditions llmcli repeats in Python
@@ -371,7 +372,7 @@ def lost_functions(version: Version) -> Iterator[str]:
     """Yield each optional function that the version does not declare in the same way, with what
     llmcli does without it.
     """
-    texts = " ".join(_normalized(version.texts.get(name, "")) for name in SOURCES)
+    texts = " ".join(_normalized(version.texts.get(name, "")) for name in (*HEADERS, *SOURCES))
     for symbol in contract.OPTIONAL_SYMBOLS:
         declaration = DECLARATIONS.get(symbol, f'"{symbol.name}"')
         if _normalized(declaration) not in texts:

@@ -138,12 +138,12 @@ FUNCTIONS: Mapping[str, int] = {
     "llama_model_is_hybrid": 1,
     "llama_model_is_recurrent": 1,
     "llama_model_load_from_file": 2,
+    "llama_model_meta_val_str": 4,
     "llama_model_n_cls_out": 1,
     "llama_model_n_ctx_train": 1,
     "llama_model_n_embd_out": 1,
     "llama_model_n_params": 1,
     "llama_model_n_swa": 1,
-    "llama_model_rope_type": 1,
     "llama_model_size": 1,
     "llama_n_batch": 1,
     "llama_n_ctx": 1,
@@ -213,6 +213,8 @@ GGML_FUNCTIONS = (
     "ggml_backend_buft_get_device",
     "ggml_backend_buft_is_host",
     "ggml_backend_buft_name",
+    "ggml_backend_cpu_buffer_from_ptr",
+    "ggml_backend_cpu_buffer_type",
     "ggml_backend_dev_backend_reg",
     "ggml_backend_dev_by_name",
     "ggml_backend_dev_by_type",
@@ -230,6 +232,7 @@ GGML_FUNCTIONS = (
     "ggml_backend_unload",
     "ggml_free",
     "ggml_init",
+    "ggml_is_contiguous",
     "ggml_mul_mat",
     "ggml_nbytes",
     "ggml_new_tensor_2d",
@@ -251,7 +254,6 @@ CONSTANTS: Mapping[str, int] = {
     "LLAMA_POOLING_TYPE_CLS": 2,
     "LLAMA_POOLING_TYPE_LAST": 3,
     "LLAMA_POOLING_TYPE_RANK": 4,
-    "LLAMA_ROPE_TYPE_NONE": -1,
     "LLAMA_STATE_SEQ_VERSION": 3,  # format of the states that kv_state/ reads and kv_state_file.py saves
     "LLAMA_TOKEN_ATTR_UNKNOWN": 1 << 0,
     "LLAMA_TOKEN_ATTR_CONTROL": 1 << 3,
@@ -327,6 +329,11 @@ EXTRA_BUFFER_TYPES = OptionalSymbol(
     "ggml-cpu",
     "--reproducible does not repack weights for AMX",
 )
+GGML_VERSION = OptionalSymbol(
+    "ggml_version",
+    "ggml-base",
+    "llmcli's own matrix products are not used: they need a certain version of ggml",
+)
 OPTIONAL_SYMBOLS = (
     MEMORY_BREAKDOWN,
     TENSOR_MAP,
@@ -334,6 +341,7 @@ OPTIONAL_SYMBOLS = (
     RPC_ADD_SERVER,
     RPC_START_SERVER,
     EXTRA_BUFFER_TYPES,
+    GGML_VERSION,
 )
 
 

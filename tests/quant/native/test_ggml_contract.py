@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quant import installation
 from quant.errors import UserError
 from quant.native import ggml, ggml_contract
 
@@ -52,7 +53,7 @@ def test_each_kind_of_difference_is_one_line(
     assert str(refused.value) == (
         f"llmcli needs llama-cpp-python 0.3.36; this is 0.3.34 ({difference})"
     )
-    assert "pip install llama-cpp-python==0.3.36" in refused.value.hint
+    assert refused.value.hint.startswith(installation.install_llama_command())
 
 
 def test_the_table_covers_all_types() -> None:

@@ -20,6 +20,7 @@ from llmcli.runtime.binding import contract, dry_run, library
 from llmcli.runtime.binding.library import ggml, lib
 from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.sampler import CandidateTable
+from quant import installation
 from quant.native import ggml_contract
 
 ROOT = Path(__file__).parents[3]
@@ -146,9 +147,7 @@ def test_each_kind_of_difference_is_one_line(difference: str) -> None:
     assert str(refused.value) == (
         f"llmcli needs llama-cpp-python 0.3.36; this is 0.3.34 ({difference})"
     )
-    assert refused.value.hint == (
-        "scripts/setup installs it; elsewhere: pip install llama-cpp-python==0.3.36"
-    )
+    assert refused.value.hint.startswith(installation.install_llama_command())
 
 
 @pytest.mark.usefixtures("old_version")

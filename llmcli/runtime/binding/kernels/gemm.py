@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.devices import free_gpu_bytes
 from llmcli.runtime.binding.library import ggml
 from quant.native import kernels
@@ -176,7 +177,7 @@ def _functions() -> _Functions | None:
 
 def _ggml_version() -> str:
     """Return the version of the installed ggml; "unknown" for one that has no such function."""
-    function = getattr(ggml(), "ggml_version", None)
+    function = contract.optional_function(ggml(), contract.GGML_VERSION)
     if function is None:
         return "unknown"
     function.restype = ctypes.c_char_p
