@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-from quant import installation
 from quant.errors import UserError
 
 PACKAGE, PACKAGE_VERSION = "llama-cpp-python", "0.3.36"  # the version that has all of this
@@ -101,6 +100,8 @@ def version_error(difference: str) -> UserError:
     """Return the error for an installed llama.cpp that is not the expected one. `difference`: the
     first difference that was found.
     """
+    from quant import installation  # imported here because it takes time
+
     return UserError(
         f"llmcli needs {PACKAGE} {PACKAGE_VERSION}; this is {installed_version()} ({difference})",
         hint=f"{installation.install_llama_command()} installs the version that fits",

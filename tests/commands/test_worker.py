@@ -14,6 +14,7 @@ from socket import create_server
 import numpy as np
 import pytest
 
+from llmcli.hardware import rpc_workers
 from quant.calibration import imatrix, moments
 from tests.fixtures.cli import Done
 
@@ -113,6 +114,13 @@ for words in json.loads(sys.argv.pop()):
     except SystemExit as left:
         sys.stderr.write(f"DONE {json.dumps([left.code or 0, loads])}\\n")
 """
+
+
+def test_the_version_of_the_protocol_is_that_of_a_worker_of_this_build(
+    worker: tuple[str, subprocess.Popen[str]],
+) -> None:
+    probed = rpc_workers.probe_worker(worker[0])
+    assert probed.protocol == rpc_workers.protocol_version()
 
 
 def test_measuring_commands_use_the_worker(

@@ -77,6 +77,13 @@ def test_error_if_a_worker_is_busy(
     assert "one client at a time" in refused.value.hint
 
 
+def test_error_if_llama_cpp_does_not_print_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    rpc_workers.protocol_version.cache_clear()
+    monkeypatch.setattr(rpc_workers, "VERSION_PROGRAM", "print('Starting RPC server')")
+    with pytest.raises(UserError, match=r"does not print the protocol of its workers"):
+        rpc_workers.protocol_version()
+
+
 @pytest.mark.parametrize("version", [(6, 0), (8, 0), (7, 1)])
 def test_error_for_another_protocol_version(
     worker: Callable[..., str], version: tuple[int, int]
