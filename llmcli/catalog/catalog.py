@@ -178,10 +178,13 @@ def _parse_part(table: Any) -> WeightFile:
         part = WeightFile(**table)
     except TypeError:  # not a table, or a key is missing or unknown
         raise InvalidSource(
-            "a part must be a table of package, version, member and bytes"
+            "a part must be a table of package, version, member, bytes and member_bytes"
         ) from None
-    if not isinstance(part.member, str) or type(part.bytes) is not int:
-        raise InvalidSource("`member` of a part must be text and `bytes` a number")
+    sizes = (part.bytes, part.member_bytes)
+    if not isinstance(part.member, str) or any(type(size) is not int for size in sizes):
+        raise InvalidSource(
+            "`member` of a part must be text, `bytes` and `member_bytes` must be numbers"
+        )
     for text in (part.package, part.version):
         if not isinstance(text, str) or not PACKAGE_PATTERN.fullmatch(text):
             raise InvalidSource(f"{text!r} is not a valid package name or version")

