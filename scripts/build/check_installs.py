@@ -158,10 +158,29 @@ def use(llmcli: Path, folder: Path, environment: dict[str, str]) -> None:
     printed = show(quantize, environment, folder)
     run = [str(llmcli), "run", "./q.gguf", "Once upon", "--raw", "-n", "12", "--temp", "0"]
     printed += show(run, environment, folder)
+    if not parts["RPC"]["active"]:
+        for refused in (["worker", "--rpc"], ["run", "./q.gguf", "x", "--rpc", "127.0.0.1:9"]):
+            printed += show_refusal([str(llmcli), *refused], environment, folder)
     if "scripts/" in doctor + printed:
         raise Failure("a message names a script of the checkout")
     if missing := [name for name in C_PARTS if not parts[name]["active"]]:
         raise Failure(f"not active: {', '.join(missing)}")
+
+
+def show_refusal(command: list[str], environment: dict[str, str], folder: Path) -> str:
+    """Run a command that must fail with one error and a hint, and return what it printed. Raises
+    Failure.
+    """
+    print(f"$ {shlex.join(command)}", flush=True)
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False
+    )
+    lines = done.stderr.splitlines()
+    print("".join(f"  {line}\n" for line in lines[-SHOWN_LINES:]), end="", flush=True)
+    starts = [line.partition(":")[0] for line in lines[-2:]]
+    if done.returncode != 1 or starts != ["error", "hint"]:
+        raise Failure(f"status {done.returncode} instead of an error with a hint")
+    return done.stderr
 
 
 def show(
@@ -183,6 +202,7 @@ def show(
         check=False,
     )
     lines = done.stdout.splitlines() if prints or done.returncode else []
+    lines = [line for line in lines if not line.startswith("WARNING: ")]  # of pip, about its index
     print("".join(f"  {line}\n" for line in lines[-SHOWN_LINES:]), end="")
     print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
     if done.returncode:
