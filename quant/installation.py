@@ -4,7 +4,6 @@ A checkout of the source has scripts/setup. A copy that was installed by pip, pi
 its users are told a command of their installer.
 """
 
-import importlib.metadata
 import importlib.util
 import re
 import shlex
@@ -32,9 +31,11 @@ def installer() -> str:
 
 def llama_requirement() -> str:
     """Return the requirement of llmcli for llama-cpp-python, such as "llama-cpp-python==0.3.36"."""
+    from importlib.metadata import PackageNotFoundError, requires  # slow, and only for hints
+
     try:
-        requirements = importlib.metadata.requires("llmcli") or []
-    except importlib.metadata.PackageNotFoundError:
+        requirements = requires("llmcli") or []
+    except PackageNotFoundError:
         requirements = []
     name = re.compile(rf"{LLAMA_PACKAGE}(?![\w.-])", re.IGNORECASE)
     return next((text for text in requirements if name.match(text)), LLAMA_PACKAGE)

@@ -47,7 +47,7 @@ class PredictedMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class LayerDistribution:
     """Where the parts of a model are: for each layer and the output (the last entry) the index of
     its device or HOST, and for each layer whether its experts are on the host.
     """
@@ -56,7 +56,7 @@ class Distribution:
     has_host_experts: tuple[bool, ...]
 
 
-def distribute(placement: ModelPlacement, n_layers: int, free_bytes: Sequence[int]) -> Distribution:
+def distribute(placement: ModelPlacement, n_layers: int, free_bytes: Sequence[int]) -> LayerDistribution:
     """Return where llama.cpp puts the parts of a model with `n_layers` layers. `free_bytes`: the free
     memory of each device; empty without devices.
     """
@@ -72,7 +72,7 @@ def distribute(placement: ModelPlacement, n_layers: int, free_bytes: Sequence[in
         share = index / n_moved
         places.append(next((d for d, bound in enumerate(bounds) if bound > share), len(bounds) - 1))
     n_host_experts = placement.cpu_moe_layers
-    return Distribution(
+    return LayerDistribution(
         tuple(places),
         tuple(
             places[layer] == HOST or n_host_experts < 0 or layer < n_host_experts
@@ -85,7 +85,7 @@ def predict_memory(
     layout: ModelLayout,
     cache_bytes: Sequence[int],
     options: ContextOptions,
-    distribution: Distribution,
+    distribution: LayerDistribution,
     n_devices: int,
 ) -> tuple[PredictedMemory, ...]:
     """Return the memory of the host, followed by that of each device. `cache_bytes`: of each layer's

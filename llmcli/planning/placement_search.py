@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from llmcli.planning.machine import Machine
 from llmcli.planning.memory_prediction import (
     HOST,
-    Distribution,
+    LayerDistribution,
     PredictedMemory,
     distribute,
     predict_memory,
@@ -94,20 +94,20 @@ class PlacementSearch:
         shortest context, and its `can_run` is False.
         """
         if request.n_ctx is not None:
-            return self.place(request, request.n_ctx)
+            return self.find_placement(request, request.n_ctx)
         largest = max(LEAST_TOKENS, request.wanted_tokens)
-        best = self.place(request, largest)
+        best = self.find_placement(request, largest)
         for n_ctx in _shorter_contexts(largest):
             if best.fits and best.placement.gpu_layers in (-1, request.gpu_layers):
                 break  # neither speed nor context can become better
             if n_ctx < MIN_TOKENS and best.fits:
                 break
-            candidate = self.place(request, n_ctx)
+            candidate = self.find_placement(request, n_ctx)
             if (candidate.fits, candidate.score) > (best.fits, best.score):
                 best = candidate
         return self._lengthen(request, best, largest)
 
-    def place(self, request: PlacementRequest, n_ctx: int) -> PlannedPlacement:
+    def find_placement(self, request: PlacementRequest, n_ctx: int) -> PlannedPlacement:
         """Return the fastest placement with a context of `n_ctx` tokens."""
         plans = [self.evaluate(each, n_ctx) for each in self._candidates(request, n_ctx)]
         return max(plans, key=lambda plan: (plan.fits, plan.score, -plan.seconds_per_token))
@@ -140,11 +140,11 @@ class PlacementSearch:
             experts = request.cpu_moe_layers or 0
             yield ModelPlacement(layers, request.tensor_split, cpu_moe_layers=experts)
             return
-        yield ON_HOST
-        for used in self._device_sets(request):
-            placement = self._fill(request, used, n_ctx)
-            if placement is not None:
-                yield placement
+        found = [self._fill(request, used, n_ctx) for used in self._device_sets(request)]
+        placements = [placement for placement in found if placement is not None]
+        yield from placements
+        if not placements or not any(device.kind == "rpc" for device in self.machine.devices):
+            yield ON_HOST  # workers were asked for, so they are used even if the host is faster
 
     def _device_sets(self, request: PlacementRequest) -> Iterator[tuple[int, ...]]:
         """Yield sets of devices: those with the most memory, one more each time. Workers were asked
@@ -237,7 +237,7 @@ class PlacementSearch:
         cache = self._cache_of(n_ctx) if self.options.offload_kqv else ()
         options = replace(self.options, n_ctx=n_ctx)
         counts = [0] * len(devices)
-        everywhere = Distribution(
+        everywhere = LayerDistribution(
             (HOST,) * (n_layers + 1 - n_moved) + (used[0],) * (n_moved - 1) + (used[-1],),
             tuple(
                 number < n_layers + 1 - n_moved or n_host_experts < 0 or number < n_host_experts

@@ -8,7 +8,7 @@ speed. scripts/laboratory/speeds.py compares it with measured speeds.
 from collections.abc import Sequence
 
 from llmcli.planning.machine import Machine
-from llmcli.planning.memory_prediction import HOST, Distribution
+from llmcli.planning.memory_prediction import HOST, LayerDistribution
 from llmcli.planning.model_layout import ModelLayout
 
 DISK_RATE = 1e9  # assumed bytes per second of reading weights that do not stay in memory
@@ -19,7 +19,7 @@ CACHE_FILL = 0.5  # part of the cache that is read for a token, on average over 
 def seconds_per_token(
     layout: ModelLayout,
     machine: Machine,
-    distribution: Distribution,
+    distribution: LayerDistribution,
     cache_bytes: Sequence[int],
     missing_bytes: int = 0,
     kv_on_host: bool = False,
@@ -53,7 +53,7 @@ def seconds_per_token(
     return seconds
 
 
-def _host_weights(layout: ModelLayout, distribution: Distribution) -> int:
+def _host_weights(layout: ModelLayout, distribution: LayerDistribution) -> int:
     """Return the bytes of layers on the host."""
     return sum(
         (layer.dense if place == HOST else 0) + (layer.experts if on_host else 0)
