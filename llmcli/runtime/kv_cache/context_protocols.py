@@ -62,6 +62,11 @@ class SwappedState:
     start: int
     state: memoryview
 
+    @property
+    def n_cells(self) -> int:
+        """Return the number of cells in the state."""
+        return len(self.tokens) - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class CellOwners:

@@ -179,7 +179,7 @@ class OffloadStore:
         """Record the size of a state and the time since `start_time`, in which it was copied.
         Return the state.
         """
-        n_stored = len(swapped.tokens) - swapped.start
+        n_stored = swapped.n_cells
         if n_stored and swapped.state:
             self._token_bytes = len(swapped.state) / n_stored
             if n_stored >= MIN_TIMED_TOKENS:
@@ -225,6 +225,7 @@ class OffloadStore:
         cannot be restored. `needs_whole`: whether only a state is of use that the prompt continues
         to its end.
         """
+        max_cells = self.ledger.size - self.ledger.busy_cells
         for length, holders in self._tree.prefixes(tokens, scope):
             if length <= n_cached:
                 break
@@ -232,6 +233,7 @@ class OffloadStore:
                 number
                 for number in holders
                 if self.idle[number].swapped.start <= n_cached
+                and self.idle[number].swapped.n_cells <= max_cells
                 and (not needs_whole or len(self.idle[number].swapped.tokens) == length)
                 and self._is_worth_restoring(number, length - n_cached)
             ]

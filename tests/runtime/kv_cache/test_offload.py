@@ -185,3 +185,26 @@ def test_without_memory_for_a_state_its_tokens_are_computed_again(
         engine.check()
     assert engine.scheduler.n_preemptions
     assert [len(engine.pop_answer(number).tokens) for number in ids] == [120] * 3
+
+
+def test_a_state_that_does_not_fit_beside_running_answers_evicts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = make_engine(monkeypatch, Schedule(3, host_bytes=1 << 30), n_seq_max=4, n_ctx=400)
+    long = tuple(range(250))
+    for prompt in (long, tuple([7] * 200)):  # the second one moves the first to host memory
+        engine.submit(Request(prompt, GREEDY, 2, ignore_eos=True))
+        while engine.is_busy:
+            engine.step()
+    assert len(engine.scheduler.idle_offload) == 1
+    running = engine.submit(Request(tuple([9] * 150), GREEDY, 60, ignore_eos=True))
+    engine.step()
+    # its beginning is in the stored state, which has more cells than are free
+    short = engine.submit(Request((*long[:30], 5), GREEDY, 2, ignore_eos=True))
+    engine.step()
+    assert engine.ledger.match_prefix((*[7] * 45, 1))[0] == 45
+    while engine.is_busy:
+        engine.step()
+        engine.check()
+    assert engine.pop_answer(short).cached_tokens == 0
+    assert len(engine.pop_answer(running).tokens) == 60
