@@ -44,20 +44,20 @@ def list_parts() -> tuple[BuildPart, ...]:
         BuildPart(
             "scans of logits",
             missing or ("" if row_scan.load_row_scan() else TOO_OLD),
-            "ggml and numpy: a token takes longer, with a large vocabulary the most",
+            "ggml and numpy: a token takes some tens of microseconds longer",
             advice,
         ),
         _gemm_part(),
         BuildPart(
             "encoders of Q4_K, Q5_K, Q6_K",
             missing or ("" if ggml.has_encoders() else other_rounding),
-            "ggml: the same bytes, but slower",
+            "ggml: the same bytes, 3 to 9 times slower",
             advice,
         ),
         BuildPart(
             "search of scales",
             missing or ("" if ggml.native_search() else TOO_OLD),
-            "numpy: --method search and gptq are slower and write other bytes",
+            "numpy: --method search is about ten times slower, gptq is slower, and the bytes differ",
             advice,
         ),
         BuildPart(
