@@ -31,7 +31,8 @@ def installer() -> str:
 
 def llama_requirement() -> str:
     """Return the requirement of llmcli for llama-cpp-python, such as "llama-cpp-python==0.3.36"."""
-    from importlib.metadata import PackageNotFoundError, requires  # slow, and only for hints
+    # imported here because it takes time, and is needed for an error only
+    from importlib.metadata import PackageNotFoundError, requires
 
     try:
         requirements = requires("llmcli") or []
