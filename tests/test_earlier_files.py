@@ -158,7 +158,7 @@ def test_calibration_files_are_merged(name: str, earlier: Earlier) -> None:
 
 @pytest.mark.parametrize("method", ["search --imatrix imatrix.gguf", "gptq --moments moments.gguf"])
 def test_calibration_files_are_used_by_quantize(method: str, earlier: Earlier) -> None:
-    quantize = "quantize little.gguf -t Q4_0 --threads 1"
+    quantize = "quantize little.gguf --type Q4_0 --threads 1"
     document = earlier.json(f"{quantize} --method {method} -o calibrated.gguf")
     assert document["without_importance"] == 0
     assert document["methods"][method.split()[0]] > 0
@@ -168,7 +168,7 @@ def test_calibration_files_are_used_by_quantize(method: str, earlier: Earlier) -
 
 def test_a_killed_quantization_is_resumed(earlier: Earlier) -> None:
     reached = json.loads(lines(earlier.folder / ".killed.gguf.journal")[-1])["bytes"]
-    quantize = "quantize little.gguf -t Q8_0 --threads 1"
+    quantize = "quantize little.gguf --type Q8_0 --threads 1"
     document = earlier.json(f"{quantize} -o killed.gguf")
     assert document["resumed_bytes"] == reached > 0
     earlier.run(f"{quantize} -o whole.gguf")

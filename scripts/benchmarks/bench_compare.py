@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument(
         "--prompt", type=int, default=0, help="measure prompts of this many tokens instead"
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--verbose", action="store_true", help="print a line for each run")
     args = parser.parse_args()
     share = args.slowdown / 100

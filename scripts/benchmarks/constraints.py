@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--temp", default=default_sampling()["temp"])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     begun = time.perf_counter()
     wanted = cases(args.schemas, args.count)

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--rows", default="4,8,16,32,64,128,512")
     parser.add_argument("--behind", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-t", "--threads", type=int, default=2)
     args = parser.parse_args()
     print("file                 rows   tokens/s ours    ggml   ratio (of the rounds)   logit error")
     for path in args.files:

@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=40, help="per line, with --inside")
     parser.add_argument("--repetitions", type=int, default=2, help="per test and process")
-    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("-t", "--threads", default="1,2")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--gen", type=int, default=128)
     args = parser.parse_args()

@@ -296,7 +296,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=parse_numbers, default=[32, 512])
     parser.add_argument("--shared", type=parse_numbers, default=[0.0, 0.9])
     parser.add_argument("--gen", type=int, default=96)
-    parser.add_argument("--threads", type=int, default=host.core_count())
+    parser.add_argument("-t", "--threads", type=int, default=host.core_count())
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--least", type=int, default=18)

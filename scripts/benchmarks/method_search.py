@@ -4,7 +4,7 @@
 usage: .venv/bin/python scripts/benchmarks/method_search.py
            every block format, on synthetic rows, with one thread
        .venv/bin/python scripts/benchmarks/method_search.py MODEL.gguf --imatrix FILE
-           --llama-quantize PATH [-t TYPE …] [--rounds 5] [--threads N] [--pure] [--numpy]
+           --llama-quantize PATH [--type TYPE …] [--rounds 5] [-t N] [--pure] [--numpy]
 
 The second form compares whole processes of `llmcli quantize` and llama-quantize. The two sides run
 in turn, in alternating order. The ratio of speeds is the median of the rounds' ratios, above 1 if
@@ -57,10 +57,10 @@ def main() -> None:
     parser.add_argument("--imatrix", type=Path)
     parser.add_argument("--llama-quantize", type=Path)
     parser.add_argument(
-        "-t", "--type", nargs="+", default=["Q4_K_M", "Q2_K", "Q3_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
+        "--type", nargs="+", default=["Q4_K_M", "Q2_K", "Q3_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pure", action="store_true")
     parser.add_argument("--numpy", action="store_true")
     args = parser.parse_args()
@@ -158,7 +158,7 @@ def compare_processes(args: argparse.Namespace, name: str, folder: Path) -> None
         str(int(args.numpy)),
         "quantize",
         args.model,
-        "-t",
+        "--type",
         name,
         "-o",
         ours,

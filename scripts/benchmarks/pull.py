@@ -1,7 +1,7 @@
 """Measure `llmcli pull --quant` from a hub on loopback: quantizing directly from the hub, and
 quantizing after a download.
 
-usage: .venv/bin/python scripts/benchmarks/pull.py [FOLDER] [--megabytes 400] [-t Q4_K_M]
+usage: .venv/bin/python scripts/benchmarks/pull.py [FOLDER] [--megabytes 400] [--type Q4_K_M]
        [--share 0.05] [--seed 1] [--kills 5]
 
 FOLDER is a checkpoint; by default a Llama of random BF16 weights is made. Both ways run without
@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--megabytes", type=int, default=400)
-    parser.add_argument("-t", "--type", default="Q4_K_M")
+    parser.add_argument("--type", default="Q4_K_M")
     parser.add_argument("--share", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=0)

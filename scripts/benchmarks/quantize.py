@@ -2,7 +2,7 @@
 """Compare `llmcli quantize FOLDER` with llama.cpp's two steps, in time, memory and disk.
 
 usage: .venv/bin/python scripts/benchmarks/quantize.py FOLDER --llama-quantize PATH
-       [--convert SCRIPT] [-t Q4_K_M] [--threads N] [--rounds 3] [--work FOLDER]
+       [--convert SCRIPT] [--type Q4_K_M] [-t N] [--rounds 3] [--work FOLDER]
        .venv/bin/python scripts/benchmarks/quantize.py FOLDER --ours-only
 
 The two steps are writing a BF16 GGUF file and running llama-quantize on it. The BF16 file is
@@ -51,8 +51,8 @@ def main() -> None:
     parser.add_argument("--llama-quantize", type=Path)
     parser.add_argument("--convert", type=Path)
     parser.add_argument("--ours-only", action="store_true")
-    parser.add_argument("-t", "--type", default="Q4_K_M")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--type", default="Q4_K_M")
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--work", type=Path, help="folder for the files; default: a temporary folder"
@@ -86,7 +86,7 @@ def one_pass(args: argparse.Namespace, out: Path) -> Cost:
         "llmcli.app",
         "quantize",
         args.folder,
-        "-t",
+        "--type",
         args.type,
         "-o",
         out,
@@ -116,7 +116,7 @@ def two_steps(args: argparse.Namespace, out: Path) -> Cost:
             "llmcli.app",
             "quantize",
             args.folder,
-            "-t",
+            "--type",
             "BF16",
             "-o",
             middle,

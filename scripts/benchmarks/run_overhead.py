@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--stretch", type=int, default=16)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     threads = args.threads
     options = RunOptions(ctx_size=512, threads=threads)

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("questions_file", type=Path)
     parser.add_argument("--questions", type=int, default=10)
     parser.add_argument("--predict", type=int, default=256)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--parallel", type=int, default=skeleton_of_thought.MAX_POINTS)
     args = parser.parse_args()
     options = RunOptions(threads=args.threads)

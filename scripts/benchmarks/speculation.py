@@ -3,7 +3,7 @@
 
 usage: .venv/bin/python scripts/benchmarks/speculation.py MODEL.gguf [--draft DRAFT.gguf]
        [--prompts FOLDER] [--tokens 128] [--rounds 3] [--most 6] [--worst 20] [--tasks 20]
-       [--only 2,14] [--groups leaning,free,known] [--cache q8_0] [--threads N]
+       [--only 2,14] [--groups leaning,free,known] [--cache q8_0] [-t N]
 
 The model answers three groups of tasks greedily. "leaning" has twenty tasks whose answers repeat
 their input (copies, edits, extractions, summaries of sonnets and lists of questions), and "free"
@@ -517,7 +517,7 @@ def main() -> None:
     )
     parser.add_argument("--groups", default="leaning,free,known")
     parser.add_argument("--cache", default="q8_0")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     with open_bench(args) as (bench, speculation):
         single_ms, prices = (

@@ -72,7 +72,7 @@ def main() -> None:
         "--repetitions", type=int, default=1, help="of the bench tests, per process"
     )
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     model = model_path(args.model)
     bench = [*LLMCLI, "bench", "--no-history"]

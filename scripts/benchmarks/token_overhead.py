@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--answers", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--chain", default="greedy,default")
     parser.add_argument(
         "--numpy", action="store_true", help="use the numpy chain instead of llama.cpp's samplers"

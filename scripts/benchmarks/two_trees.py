@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--model-pairs", type=int, default=15)
     parser.add_argument("--prompt-tokens", type=int, default=512, help="about; default: 512")
     parser.add_argument("--predict", type=int, default=128)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--confidence", type=float, default=95.0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

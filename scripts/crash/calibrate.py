@@ -3,7 +3,7 @@
 results with uninterrupted runs.
 
 usage: .venv/bin/python scripts/crash/calibrate.py MODEL.gguf --text FILE [--rounds 10]
-       [--threads N] [--bpw 5] [--seed 0] [--work FOLDER]
+       [-t N] [--bpw 5] [--seed 0] [--work FOLDER]
        [--only calibrate,sensitivity,sequential,verify]
 
 The four commands are `llmcli calibrate`, and `llmcli quantize` with --target-bpw --sensitivity,
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--bpw", default="5", help="bits per weight for --sensitivity")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -70,7 +70,7 @@ def main() -> None:
         ["--threads", str(args.threads)],
     )
     quantize = ["quantize", model, "-o", "out.gguf", *threads]
-    gptq = ["-t", "Q4_K_M", "--method", "gptq", "--sequential", "--calibration", text]
+    gptq = ["--type", "Q4_K_M", "--method", "gptq", "--sequential", "--calibration", text]
     commands = {
         "calibrate": [
             "calibrate",
@@ -85,7 +85,7 @@ def main() -> None:
         ],
         "sensitivity": [*quantize, "--target-bpw", args.bpw, "--sensitivity", "--text", text],
         "sequential": [*quantize, *gptq, "--imatrix", "../../sums.gguf"],
-        "verify": [*quantize, "-t", "Q4_K_M", "--verify", "--verify-text", text],
+        "verify": [*quantize, "--type", "Q4_K_M", "--verify", "--verify-text", text],
     }
     rng, n_differing = random.Random(args.seed), 0
     with tempfile.TemporaryDirectory(dir=args.work) as temporary:

@@ -2,7 +2,7 @@
 """Kill `llmcli quantize` at random moments, resume it, and compare its file with an uninterrupted
 run.
 
-usage: .venv/bin/python scripts/crash/quantize.py SRC [-t Q4_K_M] [--rounds 30] [--threads N]
+usage: .venv/bin/python scripts/crash/quantize.py SRC [--type Q4_K_M] [--rounds 30] [-t N]
        [--seed 0] [--work FOLDER]
 
 SRC is a checkpoint folder or a GGUF file. A round starts the command, kills it with SIGKILL after a
@@ -31,9 +31,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", type=Path)
-    parser.add_argument("-t", "--type", default="Q4_K_M")
+    parser.add_argument("--type", default="Q4_K_M")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--work", type=Path, help="folder for the files; default: a temporary folder"
@@ -47,7 +47,7 @@ def main() -> None:
             "llmcli.app",
             "quantize",
             str(args.source.absolute()),
-            "-t",
+            "--type",
             args.type,
         ]
         words += ["--threads", str(args.threads), "--json", "-o"]

@@ -232,7 +232,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("--chunks", type=int, help="evaluate at most this many chunks of a text")
     parser.add_argument("--read", type=int, help="calibrate with at most this many chunks")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument(
         "--embedding", metavar="TYPE", help="one type for token_embd.weight on every side"
     )

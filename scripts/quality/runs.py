@@ -202,7 +202,7 @@ def run_llmcli_quantize(
             "--threads",
             str(setting.threads),
             "--force",
-            *([] if sized else ["-t", kind]),
+            *([] if sized else ["--type", kind]),
             *flags,
         ]
     )

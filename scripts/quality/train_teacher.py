@@ -160,6 +160,7 @@ def arguments() -> argparse.Namespace:
         "--type", choices=["bfloat16", "float32"], help="of the products; default: the faster one"
     )
     parser.add_argument(
+        "-t",
         "--threads",
         type=int,
         default=1,

@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         small = Path(temporary) / "stories.gguf"

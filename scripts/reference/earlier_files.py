@@ -250,11 +250,11 @@ def write_models(earlier: EarlierTree) -> None:
     )
     earlier.expect("show mix.gguf --tensors --json")
     earlier.run(
-        "quantize little.gguf -t Q8_0 --threads 1 --verify --verify-text prose.txt"
+        "quantize little.gguf --type Q8_0 --threads 1 --verify --verify-text prose.txt"
         " --verify-chunks 1 -o verified.gguf"
     )
     earlier.expect("show verified.gguf --check --json")
-    earlier.kill(KILL_QUANTIZE, "quantize little.gguf -t Q8_0 -o killed.gguf --threads 1")
+    earlier.kill(KILL_QUANTIZE, "quantize little.gguf --type Q8_0 -o killed.gguf --threads 1")
     for name in ("mix.gguf", "verified.certificate.html", "verified.certificate.md"):
         (earlier.work / name).unlink()
 

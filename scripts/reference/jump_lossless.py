@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--temp", type=float, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("--reproducible", action="store_true")
     default = ROOT.parent / "shared" / "assets" / "json-schema" / "functions.jsonl"
     parser.add_argument("--functions", type=Path, default=default)

@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="answers to each schema")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--temp", type=float, default=0.8)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("-t", "--threads", type=int, default=1)
     flags = parser.parse_args()
     n_clean = n_tokens = 0
     with open_runner(flags.model, RunOptions(ctx_size=1024, threads=flags.threads)) as runner:

@@ -1,7 +1,7 @@
 """Compare quantized files of this project with those of llama.cpp's llama_model_quantize, byte by
 byte.
 
-usage: .venv/bin/python scripts/reference/quantize.py MODEL.gguf … [-t TYPE …] [--imatrix FILE]
+usage: .venv/bin/python scripts/reference/quantize.py MODEL.gguf … [--type TYPE …] [--imatrix FILE]
 
 For each model and file type the script prints how many tensors have the same type and bytes, and
 the seconds of both programs. It exits with 1 if a tensor differs.
@@ -80,9 +80,9 @@ def main() -> None:
     """Parse the flags, and compare every model in every type; exit with 1 if a tensor differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("-t", "--type", nargs="+", default=["Q4_K_M", "Q2_K"])
+    parser.add_argument("--type", nargs="+", default=["Q4_K_M", "Q2_K"])
     parser.add_argument("--imatrix", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-t", "--threads", type=int, default=2)
     args = parser.parse_args()
     weights = imatrix.load_imatrix(args.imatrix) if args.imatrix else None
     ggml.open_library()

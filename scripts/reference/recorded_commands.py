@@ -188,11 +188,11 @@ QUANTIZE_COMMANDS = (
     json_command(f"{QUANTIZE} --q4_k_m -o ggml.gguf"),
     json_command(f"{QUANTIZE} --q4_k_m -o none.gguf --dry-run"),
     json_command("quantize wide.gguf --q4_k_m -o file.gguf", hashes=("file.gguf",)),
-    quantize_command("-t IQ3_XXS --imatrix imatrix.gguf", "iq3.gguf"),
+    quantize_command("--type IQ3_XXS --imatrix imatrix.gguf", "iq3.gguf"),
     quantize_command("--q4_k_m --method search --imatrix imatrix.gguf", "search.gguf"),
     quantize_command("--q4_k_m --method gptq --moments moments.gguf", "gptq.gguf"),
-    quantize_command(f"-t Q4_K_S {GPTQ}", "collected.gguf"),
-    quantize_command(f"-t Q4_K_M --sequential {GPTQ}", "sequential.gguf"),
+    quantize_command(f"--type Q4_K_S {GPTQ}", "collected.gguf"),
+    quantize_command(f"--type Q4_K_M --sequential {GPTQ}", "sequential.gguf"),
     quantize_command("--q4_k_m --fold awq,deal --moments moments.gguf", "fold.gguf"),
     quantize_command(
         "--target-size 0.9M --probe-chunks 1 --swaps 1 --sensitivity --plan-out plan.json",
@@ -207,7 +207,7 @@ QUANTIZE_COMMANDS = (
         "--q5_k_m --pure --tensor-type attn_v=q8_0 --token-embedding-type q4_0", "overrides.gguf"
     ),
     json_command(
-        f"{QUANTIZE} -t Q8_0 --split-max-size 1M -o split.gguf",
+        f"{QUANTIZE} --type Q8_0 --split-max-size 1M -o split.gguf",
         hashes=("split-00001-of-00002.gguf", "split-00002-of-00002.gguf"),
     ),
     json_command(
@@ -356,8 +356,8 @@ FAILURES = (
     failure(f"{RAW} {ONCE} -ctk q9_0"),
     failure(f'{RAW} {ONCE} -j \'{{"type": "array", "items": true, "uniqueItems": true}}\''),
     failure(f"{RAW} {ONCE} --grammar 'root ::= ('"),
-    failure("quantize wide -t Q9_K -o none.gguf --json"),
-    failure("quantize wide -t IQ2_XXS -o none.gguf --json"),
+    failure("quantize wide --type Q9_K -o none.gguf --json"),
+    failure("quantize wide --type IQ2_XXS -o none.gguf --json"),
     failure("quantize wide --q4_k_m -o wide --json"),
     failure("calibrate stories.gguf --text prose.txt -o prose.txt --json"),
     failure("bench load stories.gguf --find-max both", 2),

@@ -2,7 +2,7 @@
 """Record a chat that uses every REPL command in a pseudo-terminal, and write the visible text.
 
 usage: .venv/bin/python scripts/transcript/record.py MODEL.gguf [-o FILE] [--predict 40]
-       [--threads N]
+       [-t N]
 
 SCENES below has the typed lines that show each command. The commands come from the REPL's registry;
 one without a scene is typed without arguments. The chat runs in a temporary folder, shown as `.` in
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--predict", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("-t", "--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     text = record(args.model.absolute(), args.predict, args.threads)
     if args.output:

@@ -47,7 +47,7 @@ OutputOptions = Annotated[
             help="The new file; default: NAME-TYPE.gguf next to SRC.",
         ),
         threads=typer.Option(
-            "-t", "--threads", metavar="N", min=0, help="Threads; 0 uses all cores."
+            "-t", "--threads", metavar="N", min=0, max=512, help="Threads; 0 uses all cores."
         ),
         dry_run=typer.Option("--dry-run", help="Print what would be written, and write nothing."),
         force=typer.Option(
