@@ -175,7 +175,13 @@ class Runner:
         self.engine = Engine(
             context,
             model,
-            NativeChains(model.n_vocab, model.vocab) if parts.native_sampling else None,
+            NativeChains(
+                model.n_vocab,
+                model.vocab,
+                parts.options.threads_batch or parts.options.threads or 1,
+            )
+            if parts.native_sampling
+            else None,
             parts.speculation,
             keeps_idle=not parts.options.reproducible or context.n_seq_max == 1,
             prefill_reader=parts.prefill_context,

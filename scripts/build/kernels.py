@@ -27,12 +27,13 @@ KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
     "quant/native/searches.c": ("-O3", "-ffp-contract=fast"),
     "quant/native/blocks.c": ("-O3",),
     "llmcli/runtime/binding/kernels/row.c": ("-O3", "-ffp-contract=fast"),
+    "llmcli/runtime/binding/kernels/row_draws.c": ("-O3",),
 }
 GEMM_SOURCES: dict[str, tuple[str, ...]] = {
     "llmcli/runtime/binding/kernels/gemm.c": ("-O3", "-ffp-contract=fast")
 }
 # -Wno-psabi: functions pass vectors only within a file
-COMMON_OPTIONS = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
+COMMON_OPTIONS = ("-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi")
 REPORT_NAME = "built.json"
 
 
@@ -118,7 +119,7 @@ def build_library(library: Library, out: Path, compiler: Sequence[str], objects:
             return problem
         object_paths.append(str(object_path))
     openmp = [option for option in library.options if option == "-fopenmp"]
-    link = [*compiler, "-shared", *openmp, *object_paths, "-lm", "-o", str(out)]
+    link = [*compiler, "-shared", "-pthread", *openmp, *object_paths, "-lm", "-o", str(out)]
     return run_compiler(link)
 
 

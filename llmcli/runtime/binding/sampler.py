@@ -3,20 +3,28 @@ numpy chain of sampling/chain.py.
 """
 
 import ctypes
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.kernels import row_scan
+from llmcli.runtime.binding.kernels import row_draws, row_scan
+from llmcli.runtime.binding.kernels.row_draws import ReadTokens, RowDraw
 from llmcli.runtime.binding.kernels.row_scan import RowMaxima
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.sampling.base import Logits, NativeStep
-from llmcli.runtime.sampling.chain import GreedyChain
+from llmcli.runtime.sampling.chain import GreedyChain, PlannedDraw, SamplerChain
 from llmcli.runtime.sampling.top_logprobs import Shortlist, find_shortlist
 
-HISTORY_SAMPLERS = {"penalties", "dry"}  # samplers that look at earlier tokens
+# samplers that look at earlier tokens and change only the logits of these, each with the index of
+# the argument that says how many tokens they look at
+HISTORY_SAMPLERS = {"penalties": 0, "dry": 3}
+BIAS_SAMPLER = "logit_bias"  # it also changes single logits
 SELECTING_SAMPLERS = {"mirostat_v2"}  # samplers that draw the token themselves
 # largest top-k for which the likeliest tokens are found first (row.c has the same limit); for a
 # larger top-k, the whole chain runs in llama.cpp
@@ -130,20 +138,73 @@ class CandidateTable:
         return token if token >= 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class ChainShape:
+    """What kinds of samplers a chain has.
+
+    - `biases`: the tokens and numbers of the bias, which is the first sampler if there is one.
+    - `first`, `rest`: the samplers from `first` to `rest` look at earlier tokens and change only
+      the logits of these.
+    - `top_k`: how many likeliest tokens the sampler `rest` keeps; 0 if it is not top-k, or keeps so
+      many tokens or has so few that the search for them would not pay.
+    - `window`: how many of the last tokens the samplers before `rest` look at.
+    - `needs_history`: whether any sampler looks at earlier tokens.
+    """
+
+    biases: tuple[tuple[int, float], ...]
+    first: int
+    rest: int
+    top_k: int
+    window: int
+    needs_history: bool
+
+
+def chain_shape(steps: Sequence[NativeStep], n_vocab: int) -> ChainShape:
+    """Return the shape of a chain of these samplers."""
+    first = int(bool(steps) and steps[0][0] == BIAS_SAMPLER)
+    rest = first
+    while rest < len(steps) and steps[rest][0] in HISTORY_SAMPLERS:
+        rest += 1
+    top_k = steps[rest][1][0] if rest < len(steps) and steps[rest][0] == "top_k" else 0
+    is_short = top_k <= MAX_SHORTLIST and n_vocab >= min_shortlist_vocabulary()
+    return ChainShape(
+        steps[0][1] if first else (),
+        first,
+        rest,
+        top_k if is_short else 0,
+        max((steps[at][1][HISTORY_SAMPLERS[steps[at][0]]] for at in range(first, rest)), default=0),
+        any(name in HISTORY_SAMPLERS for name, _ in steps),
+    )
+
+
 class GreedyNative(GreedyChain):
     """Chooses the likeliest token with llmcli's C code. The code scans the row once, or reuses the
     maxima that log_sum() found for the same row.
+
+    A bias and penalties may come first. Their samplers read the last tokens for each draw, so that
+    a draw does not depend on earlier ones.
     """
 
-    def __init__(self, maxima: RowMaxima) -> None:
+    def __init__(
+        self, maxima: RowMaxima, samplers: Sequence[Any] = (), shape: ChainShape | None = None
+    ) -> None:
+        """`samplers`: those of `shape` without the bias. They are freed by close()."""
         super().__init__([])
         assert maxima.scan is not None
         self._maxima, self._find = maxima, maxima.scan.find_likeliest
+        self._samplers, self._window = list(samplers), shape.window if shape else 0
+        self._plan = RowDraw()
+        self._plan.set_samplers(addresses(samplers), 0, len(samplers), 0)
+        self._plan.set_biases(shape.biases if shape else ())
+        self._plan.replays = 1
+        self._changes_logits = shape is not None
 
     def log_sum(self, row: Any, near: float) -> float:
         """Return row.log_sum(near). The scan also stores the row's strand maxima, which the next
         call of draw() uses. That call must get the same row, unchanged.
         """
+        if self._changes_logits:
+            return float(row.log_sum(near))
         return float(
             row.context.log_sum_exp.with_maxima(row.logits, row.address, near, self._maxima)
         )
@@ -151,8 +212,49 @@ class GreedyNative(GreedyChain):
     def draw(self, row: Any, tokens: list[int]) -> int:
         """Return the id of the token with the largest logit; among equal logits, the lowest id."""
         count = len(row.logits)
-        token: int = self._find(row.address, count, *self._maxima.consume(count))
+        if self._changes_logits:
+            token = draw_alone(self.plan(row, tokens), count)
+        else:
+            token = self._find(row.address, count, *self._maxima.consume(count))
         return token if token >= 0 else super().draw(row, tokens)
+
+    def plan(
+        self,
+        row: Any,
+        tokens: list[int],
+        banned: NDArray[np.int32] | None = None,
+        near: float | None = None,
+    ) -> RowDraw:
+        """Return what the C code needs for a draw from a row. `banned` and `near`: see
+        RowDraw.set_row.
+        """
+        self._plan.set_row(row.address, banned, near)
+        if self._window:
+            self._plan.set_tokens(array("i", tokens[-self._window :]))
+        return self._plan
+
+    def record(self, token: int, tokens: list[int]) -> None:
+        """Do nothing: no draw depends on earlier ones."""
+
+    def close(self) -> None:
+        """Free the samplers; a second call does nothing."""
+        while self._samplers:
+            lib().llama_sampler_free(self._samplers.pop())
+
+
+def addresses(samplers: Sequence[Any]) -> list[int]:
+    """Return the addresses of llama_samplers."""
+    return [ctypes.cast(sampler, ctypes.c_void_p).value or 0 for sampler in samplers]
+
+
+def draw_alone(plan: RowDraw, n_vocab: int) -> int:
+    """Make one draw. Return the token, or -1 if it must be drawn in another way."""
+    draws = row_draws.load_row_draws()
+    assert draws is not None
+    draws.draw([plan], n_vocab, 1)
+    token: int = plan.token
+    assert token >= -1, token
+    return token
 
 
 class NativeChains:
@@ -160,19 +262,29 @@ class NativeChains:
     when all steps of a chain have a llama.cpp sampler.
     """
 
-    def __init__(self, n_vocab: int, vocab: Any = None) -> None:
-        """`vocab`: the model's llama_vocab. Without it, the sampler DRY has no sequence
-        breakers.
+    def __init__(self, n_vocab: int, vocab: Any = None, threads: int = 1) -> None:
+        """`vocab`: the model's llama_vocab. Without it, the sampler DRY has no sequence breakers.
+        `threads`: those of forward passes with several rows. Draws from several rows use as many,
+        because OpenMP would end the others.
         """
         self.n_vocab, self.vocab, self._candidates = n_vocab, vocab, CandidateTable()
+        self.threads = threads
         self._dry: tuple[tuple[Any, ...], Any] | None = None
 
-    def greedy(self) -> GreedyChain:
-        """Return a chain that chooses the token with the largest logit, without any sampler before
-        it.
+    def greedy(self, steps: list[NativeStep]) -> GreedyChain | None:
+        """Return a chain that chooses the token with the largest logit after these samplers. Return
+        None if llmcli's C code for it is missing, or if a sampler is neither a bias nor a penalty.
         """
         maxima = RowMaxima()
-        return GreedyNative(maxima) if maxima.scan else GreedyChain([])
+        if not steps:
+            return GreedyNative(maxima) if maxima.scan else None
+        if any(name not in (BIAS_SAMPLER, "penalties") for name, _ in steps):
+            return None
+        if not maxima.scan or not row_draws.load_row_draws():
+            return None
+        shape = chain_shape(steps, self.n_vocab)
+        samplers = [self.make_sampler(step, 0) for step in steps[shape.first :]]
+        return GreedyNative(maxima, samplers, shape)
 
     def chain(self, steps: list[NativeStep], seed: int) -> "NativeChain":
         """Return a chain of the samplers for `steps`, in this order. Unless the last one draws a
@@ -184,13 +296,39 @@ class NativeChains:
         # Without a selecting sampler at the end llama_sampler_sample aborts the process.
         if not steps or steps[-1][0] not in SELECTING_SAMPLERS:
             samplers.append(lib().llama_sampler_init_dist(seed))
-        first = steps[0] if steps else ("", ())
-        top_k = (
-            first[1][0] if first[0] == "top_k" and self.n_vocab >= min_shortlist_vocabulary() else 0
-        )
-        return NativeChain(
-            samplers, any(name in HISTORY_SAMPLERS for name, _ in steps), self._candidates, top_k
-        )
+        return NativeChain(samplers, chain_shape(steps, self.n_vocab), self._candidates)
+
+    def can_plan(self, chain: SamplerChain) -> bool:
+        """Return whether draw_together() can draw with a chain."""
+        return isinstance(chain, NativeChain | GreedyNative) and bool(row_draws.load_row_draws())
+
+    def draw_together(self, draws: Sequence[PlannedDraw]) -> None:
+        """Make these draws of different sequences, and fill in their results. The tokens are those
+        that the chains would draw one by one. A token stays None if only the chain can draw it.
+        """
+        begun = time.perf_counter()
+        kernel = row_draws.load_row_draws()
+        assert kernel is not None
+        chains: list[Any] = [draw.chain for draw in draws]
+        rows: list[Any] = [draw.row for draw in draws]
+        plans = [
+            chain.plan(row, draw.tokens, draw.banned, draw.near)
+            for chain, row, draw in zip(chains, rows, draws, strict=True)
+        ]
+        kernel.draw(plans, self.n_vocab, self.threads)
+        for chain, row, draw, plan in zip(chains, rows, draws, plans, strict=True):
+            token = plan.token
+            assert token >= -1, token
+            if token >= 0:
+                draw.token = token
+                chain.record(token, draw.tokens)
+            if draw.near is not None:
+                draw.log_sum = row.context.log_sum_exp.from_sum(
+                    row.logits, row.address, draw.near, plan.sum
+                )
+        share = (time.perf_counter() - begun) / len(draws)
+        for draw in draws:
+            draw.seconds = share
 
     def make_sampler(self, step: NativeStep, seed: int) -> Any:
         """Return the llama.cpp sampler for a step, which is the name of a llama_sampler_init_*
@@ -240,18 +378,14 @@ class NativeChain:
     """A chain of llama.cpp samplers for one sequence, which ends with a draw. It owns its samplers
     until close() frees them.
 
-    `top_k`: how many candidates the first sampler keeps, or 0 if the first sampler is not top-k.
-    llama.cpp would sort the whole vocabulary, so the likeliest tokens are found first and only
-    these are given to it. The same tokens are drawn, except that tokens with bitwise equal logits
-    may be exchanged.
+    If a sampler is top-k, and only a bias, penalties and DRY come before it, llama.cpp would still
+    visit and sort the whole vocabulary. So the likeliest tokens are found first, and only these are
+    given to top-k. The same tokens are drawn, except that tokens with bitwise equal logits may be
+    exchanged.
     """
 
-    def __init__(
-        self, samplers: list[Any], needs_history: bool, candidates: CandidateTable, top_k: int = 0
-    ) -> None:
-        """`needs_history`: whether a sampler depends on earlier tokens. `candidates`: a table that
-        several chains may share, because chains draw in turn.
-        """
+    def __init__(self, samplers: list[Any], shape: ChainShape, candidates: CandidateTable) -> None:
+        """`candidates`: a table that several chains may share, because chains draw in turn."""
         library = lib()
         self.pointer: Any = library.llama_sampler_chain_init(
             library.llama_sampler_chain_default_params()
@@ -259,15 +393,22 @@ class NativeChain:
         for sampler in samplers:
             library.llama_sampler_chain_add(self.pointer, sampler)
         self._address: int = ctypes.cast(self.pointer, ctypes.c_void_p).value or 0
-        self._needs_history, self._seen = needs_history, 0
-        self._top_k = top_k if top_k <= MAX_SHORTLIST else 0
+        self._needs_history, self._seen = shape.needs_history, 0
+        # top-k comes first, and no sampler needs the ids of the tokens
+        self._is_simple = bool(shape.top_k) and not shape.rest and not shape.needs_history
+        self._top_k = shape.top_k
         self._candidates, self._maxima = candidates, RowMaxima()
+        self._plan = RowDraw()
+        self._plan.set_samplers(addresses(samplers), shape.first, shape.rest, shape.top_k)
+        self._plan.set_biases(shape.biases)
+        self._read = ReadTokens(shape.window) if shape.window else None
+        self._can_plan = row_draws.load_row_draws() is not None
 
     def log_sum(self, row: Any, near: float) -> float:
         """Return row.log_sum(near). For a top-k chain the scan also stores the row's strand maxima,
         which the next call of draw() uses. That call must get the same row, unchanged.
         """
-        if not self._top_k:
+        if not self._is_simple:
             return float(row.log_sum(near))
         return float(
             row.context.log_sum_exp.with_maxima(row.logits, row.address, near, self._maxima)
@@ -278,7 +419,7 @@ class NativeChain:
         sequence so far. Samplers that depend on earlier tokens first get those that they have not
         seen yet, including the prompt, as in llama-cli.
         """
-        if self._top_k:
+        if self._is_simple:
             token = self._candidates.draw(self._address, row, self._maxima, self._top_k)
             if token is not None:
                 return token
@@ -287,12 +428,59 @@ class NativeChain:
                 return candidates.token_id(
                     self._candidates.sample(self._address, candidates.values)
                 )
-        library = lib()
-        for token in tokens[self._seen :] if self._needs_history else ():
-            library.llama_sampler_accept(self.pointer, token)
-        token = int(library.llama_sampler_sample(self.pointer, row.context.pointer, row.index))
-        self._seen = len(tokens) + 1  # llama_sampler_sample has accepted the drawn token
+        elif self._top_k and self._can_plan:
+            token = draw_alone(self.plan(row, tokens), len(row.logits))
+            if token >= 0:
+                self.record(token, tokens)
+                return token
+        self._follow(tokens)
+        token = self._draw_from_all(row)
+        # llama_sampler_sample has given the drawn token to the samplers
+        self._note(token, tokens)
         return token
+
+    def _draw_from_all(self, row: Any) -> int:
+        """Give the samplers all tokens, and return the drawn one."""
+        return int(lib().llama_sampler_sample(self.pointer, row.context.pointer, row.index))
+
+    def plan(
+        self,
+        row: Any,
+        tokens: list[int],
+        banned: NDArray[np.int32] | None = None,
+        near: float | None = None,
+    ) -> RowDraw:
+        """Return what the C code needs for a draw from a row. `banned` and `near`: see
+        RowDraw.set_row. Call record() after the draw.
+        """
+        self._follow(tokens)
+        self._plan.set_row(row.address, banned, near)
+        if self._read is not None:
+            self._plan.set_tokens(self._read.tokens)
+        return self._plan
+
+    def record(self, token: int, tokens: list[int]) -> None:
+        """Give the samplers the token that was drawn after `tokens`."""
+        if self._needs_history:
+            lib().llama_sampler_accept(self.pointer, token)
+            self._note(token, tokens)
+
+    def _follow(self, tokens: list[int]) -> None:
+        """Give the samplers the tokens that they have not seen yet."""
+        if not self._needs_history:
+            return
+        accept, read = lib().llama_sampler_accept, self._read
+        for token in tokens[self._seen :]:
+            accept(self.pointer, token)
+            if read is not None:
+                read.add(token)
+        self._seen = len(tokens)
+
+    def _note(self, token: int, tokens: list[int]) -> None:
+        """Record that the samplers have got the token that was drawn after `tokens`."""
+        self._seen = len(tokens) + 1
+        if self._read is not None:
+            self._read.add(token)
 
     def draw_among(self, row: Any, ids: NDArray[np.int64], tokens: list[int]) -> int:
         """Draw one of the tokens in `ids`, and return its id. Other tokens are not considered, so
@@ -300,12 +488,9 @@ class NativeChain:
 
         Shapes: ids `[allowed tokens]`. The steps are those of llama_sampler_sample.
         """
-        library = lib()
-        for token in tokens[self._seen :] if self._needs_history else ():
-            library.llama_sampler_accept(self.pointer, token)
+        self._follow(tokens)
         token = self._candidates.sample(self._address, row.logits[ids], ids)
-        library.llama_sampler_accept(self.pointer, token)
-        self._seen = len(tokens) + 1
+        self.record(token, tokens)
         return token
 
     def shortlist(self, logits: Logits) -> Shortlist | None:

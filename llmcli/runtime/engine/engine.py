@@ -25,7 +25,12 @@ from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS, is_repetit
 from llmcli.runtime.requests.request import NO_REPLAY, Answer, Request
 from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
 from llmcli.runtime.sampling import N_SEEDS
-from llmcli.runtime.sampling.chain import NativeChainFactory, RowLogits, resolve_seed
+from llmcli.runtime.sampling.chain import (
+    NativeChainFactory,
+    PlannedDraw,
+    RowLogits,
+    resolve_seed,
+)
 from llmcli.runtime.strategies import strategies
 from llmcli.runtime.strategies.base import Speculation, StrategyResources
 from llmcli.runtime.vocabulary import Vocabulary
@@ -289,11 +294,32 @@ class Engine:
             self._single_passes.flush()
         else:
             self._single_passes.add(plan.positions[0], self.ledger.used_cells, seconds)
+        if len(plan.shares) > 1:
+            self._draw_together(plan, rows)
         first = 0
         for sequence, count, n_logits in plan.shares:
             events += self._advance(sequence, count, iter(rows[first : first + n_logits]), seconds)
             first += n_logits
         return events
+
+    def _draw_together(self, plan: ForwardPass, rows: SequenceOf[RowLogits]) -> None:
+        """Make the draws of all sequences at once whose next token is drawn from one row of logits.
+        Their strategies take the tokens over in `_advance`.
+        """
+        native = self.resources.native
+        if native is None:
+            return
+        draws: list[PlannedDraw] = []
+        first = 0
+        for sequence, count, n_logits in plan.shares:
+            is_complete = sequence.n_computed + count == len(sequence.tokens)
+            if n_logits == 1 and is_complete and not sequence.has_samples:
+                draw = sequence.strategy.plan_draw(sequence, rows[first])
+                if draw is not None:
+                    draws.append(draw)
+            first += n_logits
+        if len(draws) > 1:
+            native.draw_together(draws)
 
     def _schedule_pass(self, events: list[Event]) -> ForwardPass:
         """Return the next pass of the scheduler. It is empty when there is nothing to compute.

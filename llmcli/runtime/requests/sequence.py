@@ -24,7 +24,7 @@ from llmcli.runtime.requests.request import (
     ReplayedAnswer,
     Request,
 )
-from llmcli.runtime.sampling.chain import RowLogits
+from llmcli.runtime.sampling.chain import PlannedDraw, RowLogits
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore, top_logprobs
 from llmcli.types import Event, Finish, TokenTime
 
@@ -41,6 +41,13 @@ class DecodingStrategy(Protocol):
         """Return the slot and the token of each row that the next pass shall compute, besides
         `Sequence.tokens`. Called when all tokens of the sequence are computed. Only a strategy with
         several branches returns rows.
+        """
+        ...
+
+    def plan_draw(self, sequence: "Sequence", row: RowLogits) -> PlannedDraw | None:
+        """Return the draw from `row` with which the next call of accept() will begin, so that the
+        draws of several sequences can be made together before. Return None if there is none, or if
+        it cannot be made with others.
         """
         ...
 

@@ -6,6 +6,8 @@ fixed logits). The greedy chain, for temperature 0, is an argmax.
 """
 
 import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +19,7 @@ from llmcli.runtime.sampling.base import (
     ApplyStep,
     Logits,
     NativeStep,
+    SamplerStep,
     SelectorStep,
     TokenPicker,
 )
@@ -71,6 +74,29 @@ class SummingChain(SamplerChain, Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class PlannedDraw:
+    """A draw that is made together with those of other sequences, before the strategy of its
+    sequence asks for it, and its result.
+
+    - `tokens`: the prompt and the answer so far.
+    - `banned`: the ids of tokens that must not be drawn, `[tokens]`; None for none.
+    - `near`: a guess of the largest logit, if the log-sum of the row is wanted.
+    - `token`: the drawn token. None if the strategy must draw it.
+    - `log_sum`: that of the unchanged row. None if it was not computed.
+    - `seconds`: this draw's share of the time.
+    """
+
+    chain: SamplerChain
+    row: RowLogits
+    tokens: list[int]
+    banned: NDArray[np.int32] | None = None
+    near: float | None = None
+    token: int | None = None
+    log_sum: float | None = None
+    seconds: float = 0.0
+
+
 class NativeChainFactory(Protocol):
     """Makes the sampler chains that run in C."""
 
@@ -78,8 +104,20 @@ class NativeChainFactory(Protocol):
         """Return a chain of these llama.cpp samplers."""
         ...
 
-    def greedy(self) -> SamplerChain:
-        """Return a chain that takes the likeliest token of the unchanged logits."""
+    def greedy(self, steps: list[NativeStep]) -> SamplerChain | None:
+        """Return a chain that takes the likeliest token after these llama.cpp samplers, each of
+        which changes single tokens. Return None if such a chain cannot run in C.
+        """
+        ...
+
+    def can_plan(self, chain: SamplerChain) -> bool:
+        """Return whether draw_together() can draw with a chain."""
+        ...
+
+    def draw_together(self, draws: Sequence[PlannedDraw]) -> None:
+        """Make these draws of different sequences, and fill in their results. The tokens are those
+        that the chains would draw one by one.
+        """
         ...
 
 
@@ -170,11 +208,22 @@ def make_chain(
     if selector:
         steps = selector.preceding_steps(sampling.steps)
     if sampling.is_greedy and not any(step.needs_all_steps for step in steps):
-        reordering = [step.bind(vocabulary) for step in steps if step.can_reorder]
-        return GreedyChain(reordering) if reordering or not native else native.greedy()
-    native_steps = [step.native() for step in (*steps, selector) if step]
-    if native and all(native_steps):
-        samplers = [sampler for group in native_steps if group for sampler in group]
+        reordering = [step for step in steps if step.can_reorder]
+        samplers = native_samplers(reordering)
+        chain = native.greedy(samplers) if native and samplers is not None else None
+        return chain or GreedyChain([step.bind(vocabulary) for step in reordering])
+    samplers = native_samplers([*steps, selector] if selector else steps)
+    if native and samplers is not None:
         return native.chain(samplers, seed)
     draw = selector.start() if selector else draw_token
     return NumpyChain([(step.bind(vocabulary), step.probability) for step in steps], seed, draw)
+
+
+def native_samplers(steps: Sequence[SamplerStep]) -> list[NativeStep] | None:
+    """Return the llama.cpp samplers that compute the same as these steps, or None if a step has
+    none.
+    """
+    groups = [step.native() for step in steps]
+    if not all(groups):
+        return None
+    return [sampler for group in groups if group for sampler in group]

@@ -71,8 +71,9 @@ class Penalties(SamplerStep):
         values = out[ids]
         scale = np.float32(self.repeat_penalty)
         values = np.where(values <= 0, values * scale, values / scale)
-        out[ids] = (
-            values - times * np.float32(self.frequency_penalty) - np.float32(self.presence_penalty)
+        # one sum first, as in llama.cpp, so that both round alike
+        out[ids] = values - (
+            times * np.float32(self.frequency_penalty) + np.float32(self.presence_penalty)
         )
         return out
 

@@ -75,13 +75,13 @@ class StrategyType(Protocol):
 
 
 @functools.lru_cache(maxsize=4)
-def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int64]:
+def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int32]:
     """Return the ids of all tokens that end an answer, such as </s> and <|im_end|>.
 
     Shape: `[end tokens]`.
     """
     return np.array(
-        [token for token in range(vocabulary.n_vocab) if vocabulary.is_end(token)], np.int64
+        [token for token in range(vocabulary.n_vocab) if vocabulary.is_end(token)], np.int32
     )
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS, is_repetitive
 from llmcli.runtime.requests.request import Hypothesis, Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import RowLogits
+from llmcli.runtime.sampling.chain import PlannedDraw, RowLogits
 from llmcli.runtime.sampling.top_logprobs import top_threshold
 from llmcli.runtime.strategies.base import StrategyResources, end_tokens, refuse_nan
 from llmcli.runtime.strategies.beam_overflow import BeamRebuild, context_tokens
@@ -140,6 +140,10 @@ class BeamSearch:
         before the first step.
         """
         return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
+
+    def plan_draw(self, sequence: Sequence, row: RowLogits) -> PlannedDraw | None:
+        """Return None: a beam search draws nothing."""
+        return None
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float

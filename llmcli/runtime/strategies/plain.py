@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import RowLogits, SummingChain, make_chain
+from llmcli.runtime.sampling.chain import PlannedDraw, RowLogits, SummingChain, make_chain
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob
 from llmcli.runtime.strategies.base import StrategyResources, end_tokens, refuse_nan
 from llmcli.runtime.strategies.constrained_chain import guide_chain
@@ -37,6 +37,9 @@ class PlainStrategy:
         self.summing_chain = (
             self.chain if isinstance(self.chain, SummingChain) and can_always_end else None
         )
+        native = resources.native
+        self.can_plan = native is not None and native.can_plan(self.chain)
+        self.planned: PlannedDraw | None = None  # the draw of the next call of accept()
         self.decoder = Detokenizer(request.stops, conditions.min_indent)
         self.first_token_time = 0.0  # time.perf_counter() of the first token
         # logit of the last drawn token: an estimate of the largest logit of the next row
@@ -45,6 +48,22 @@ class PlainStrategy:
     def pending_rows(self) -> list[tuple[int, int]]:
         """Return an empty list: the engine finds the last drawn token in `Sequence.tokens`."""
         return []
+
+    def plan_draw(self, sequence: Sequence, row: RowLogits) -> PlannedDraw | None:
+        """Return the draw that accept() will make from `row`. Return None if another chain than
+        llmcli's C code draws, if there is no draw, or for the first token, before which accept()
+        checks the row.
+        """
+        request, replayed, n_tokens = sequence.request, sequence.replayed, len(sequence.times)
+        ends_replay = replayed.finish and n_tokens == len(replayed.tokens)
+        self.planned = None
+        if not self.can_plan or not n_tokens or request.max_tokens == 0 or ends_replay:
+            return None
+        near = self.last_logit if request.logprobs and math.isfinite(self.last_logit) else None
+        self.planned = PlannedDraw(
+            self.chain, row, sequence.tokens, self._banned(sequence, n_tokens), near
+        )
+        return self.planned
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
@@ -56,6 +75,8 @@ class PlainStrategy:
         Raises UserError when the first row of the answer contains NaN.
         """
         row, request, replayed = next(rows), sequence.request, sequence.replayed
+        planned, self.planned = self.planned, None
+        assert planned is None or planned.row is row
         if not sequence.times:
             refuse_nan(row)
         if request.max_tokens == 0:
@@ -64,15 +85,21 @@ class PlainStrategy:
             return [], replayed.finish
         # The log-sum is computed before the draw: the first scan of a row waits for memory, and the
         # exponentials of the log-sum are computed during that wait.
-        log_sum = self._log_sum(row) if request.logprobs else None
+        log_sum = planned.log_sum if planned else None
+        if request.logprobs and log_sum is None:
+            log_sum = self._log_sum(row)
         begun = time.perf_counter()
-        token = self._draw(row, sequence)
+        drawn = planned.token if planned else None
+        if drawn is None:
+            drawn = self._draw(row, sequence)
+        n_tokens = len(sequence.times)
+        token = replayed.tokens[n_tokens] if n_tokens < len(replayed.tokens) else drawn
         is_end = token in self.conditions.stop_tokens or (
             not request.ignore_eos and self.vocabulary.is_end(token)
         )
         if is_end and not request.score_prompt:
             return [], "stop"
-        sample_seconds = time.perf_counter() - begun
+        sample_seconds = time.perf_counter() - begun + (planned.seconds if planned else 0)
         event = self._record(sequence, row, token, log_sum, pass_seconds, sample_seconds)
         return [event], self._finish_reason(sequence, is_end)
 
@@ -86,18 +113,23 @@ class PlainStrategy:
         """Return the next token. After a server process has ended, the tokens that it already sent
         replace the drawn ones; the draw still advances the state of the sampler chain.
         """
-        n_tokens = len(sequence.times)
+        banned = self._banned(sequence, len(sequence.times))
+        if banned is None:
+            return self.chain.draw(row, sequence.tokens)
+        return self._draw_without(banned, row, sequence.tokens)
+
+    def _banned(self, sequence: Sequence, n_tokens: int) -> NDArray[np.int32] | None:
+        """Return the tokens that must not be drawn after `n_tokens` tokens of the answer: those
+        that would end it. Return None if all may be drawn.
+
+        Shapes: result `[tokens]`.
+        """
         if n_tokens < self.conditions.min_tokens:
             ends = end_tokens(self.vocabulary)
-            if self.conditions.stop_tokens:
-                ends = np.union1d(ends, list(self.conditions.stop_tokens))
-            token = self._draw_without(ends, row, sequence.tokens)
-        elif sequence.request.ignore_eos:
-            token = self._draw_without(end_tokens(self.vocabulary), row, sequence.tokens)
-        else:
-            token = self.chain.draw(row, sequence.tokens)
-        replayed = sequence.replayed.tokens
-        return replayed[n_tokens] if n_tokens < len(replayed) else token
+            if not self.conditions.stop_tokens:
+                return ends
+            return np.union1d(ends, list(self.conditions.stop_tokens)).astype(np.int32)
+        return end_tokens(self.vocabulary) if sequence.request.ignore_eos else None
 
     def _record(
         self,
@@ -140,7 +172,7 @@ class PlainStrategy:
         is_line_end = b"\n" in self.vocabulary.piece(sequence.tokens[-1])
         return is_line_end and elapsed > self.conditions.line_limit_ms
 
-    def _draw_without(self, ends: NDArray[np.int64], row: RowLogits, tokens: list[int]) -> int:
+    def _draw_without(self, ends: NDArray[np.int32], row: RowLogits, tokens: list[int]) -> int:
         """Draw while the logits of all tokens in `ends` are -inf (llama.cpp's `ignore_eos`). Then
         restore the logits, because log-probabilities are read from them.
 

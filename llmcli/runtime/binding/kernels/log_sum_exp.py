@@ -9,19 +9,15 @@ computes the sum. All three give equal results within rounding.
 import ctypes
 import functools
 import math
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.kernels import row_scan
+from llmcli.runtime.binding.kernels import ggml_cpu, row_scan
 
 MIN_SUM = 1e-30  # below this, the exponentials in the sum have lost their digits
-LIBRARY_NAMES = {"linux": ("libggml-cpu.so",), "darwin": ("libggml-cpu.dylib", "libggml-cpu.so")}
 # Rows are summed in pieces of this many logits, so that the exponentials stay in the nearest CPU
 # caches.
 PIECE_LOGITS = 16384
@@ -48,7 +44,7 @@ class LogSumExp:
         Shapes: logits `[n_vocab]`.
         """
         total = self._sum(logits, address, near) if math.isfinite(near) else math.inf
-        return self._log(logits, address, near, total)
+        return self.from_sum(logits, address, near, total)
 
     def with_maxima(
         self, logits: NDArray[np.float32], address: int, near: float, maxima: row_scan.RowMaxima
@@ -63,9 +59,11 @@ class LogSumExp:
         )
         if not math.isnan(total):
             maxima.mark_filled()
-        return self._log(logits, address, near, total)
+        return self.from_sum(logits, address, near, total)
 
-    def _log(self, logits: NDArray[np.float32], address: int, near: float, total: float) -> float:
+    def from_sum(
+        self, logits: NDArray[np.float32], address: int, near: float, total: float
+    ) -> float:
         """Return the log-sum-exp from `total`, the sum of exp(logits - near). If `near` was too far
         from the maximum for an exact sum, the sum is first computed again from the maximum.
         """
@@ -103,14 +101,9 @@ def _native() -> Any | None:
     """Return the softmax function of libggml-cpu (ggml/src/ggml-cpu/vec.cpp), or None if it is not
     exported. It returns the sum, and writes the exponentials to its second argument.
     """
-    spec = find_spec("llama_cpp")
-    assert spec and spec.origin
-    for name in LIBRARY_NAMES.get(sys.platform, ()):
-        path = Path(spec.origin).parent / "lib" / name
-        if path.exists() and (
-            function := contract.optional_function(ctypes.CDLL(str(path)), contract.SOFT_MAX)
-        ):
-            function.restype = ctypes.c_double
-            function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
-            return function
-    return None
+    library = ggml_cpu.load_ggml_cpu()
+    function = contract.optional_function(library, contract.SOFT_MAX) if library else None
+    if function:
+        function.restype = ctypes.c_double
+        function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
+    return function
