@@ -2,10 +2,10 @@
 are more exact than ggml's.
 """
 
-from contextlib import ExitStack
-from dataclasses import replace
 import ctypes
 import re
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
