@@ -129,6 +129,24 @@ def test_completion_of_bench_offers_subcommands_and_models_and_loads_nothing_hea
     assert "roofline" not in complete("llmcli bench -p 512 ")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "llmcli chat qwen2.5-c",
+        "llmcli pull qwen2.5-c",
+        "llmcli quantize qwen2.5-c",
+        "llmcli run x -md qwen2.5-c",
+        "llmcli serve -m qwen2.5-c",
+        "llmcli eval x --base qwen2.5-c",
+        "llmcli plan x --model-draft qwen2.5-c",
+    ],
+)
+def test_names_of_models_are_completed(line: str) -> None:
+    count = len(line.split(" ")) - 1
+    out, _ = start(_LLMCLI_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(count))
+    assert out.split() == ["qwen2.5-coder:0.5b", "qwen2.5-coder:1.5b"]
+
+
 def test_a_heavy_import_would_be_noticed() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "import numpy"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

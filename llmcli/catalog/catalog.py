@@ -30,6 +30,7 @@ ENTRY_KEYS = {
     "alias",
     "original",
     "default",
+    "draft",
 }
 # The keys whose values are text.
 TEXT_KEYS = ENTRY_KEYS - {"settings", "sources", "default"}
@@ -45,6 +46,7 @@ class CatalogEntry:
     - `sources`: where the weights can be downloaded, in order of preference. `alias`: the name of
       another model that this name stands for. An entry has either of these.
     - `original`: hub repository with the float weights from which a GGUF was made.
+    - `draft`: the name of a smaller model with the same vocabulary, for --model-draft.
     - `is_default`: whether the part of the name before the colon means this entry.
     """
 
@@ -58,6 +60,7 @@ class CatalogEntry:
     sources: tuple[Spec, ...] = ()
     alias: str = ""
     original: str = ""
+    draft: str = ""
     is_default: bool = False
 
 

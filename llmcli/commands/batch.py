@@ -8,6 +8,7 @@ import typer
 
 from llmcli.batch.run import LINE_FIELDS, build_rules, run_batch, without_line_options
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options import run
 from llmcli.commands.options.arguments import REF_HELP
 from llmcli.errors import UsageError, UserError
@@ -33,7 +34,9 @@ def register(app: typer.Typer) -> None:
 
 def batch(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", autocompletion=complete_models, help=REF_HELP)
+    ] = None,
     lines: Annotated[
         str | None,
         typer.Argument(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import (
     ChunkCount,
     Flash,
@@ -34,6 +35,7 @@ Refs = Annotated[
     list[str],
     typer.Argument(
         metavar="SRC",
+        autocompletion=complete_models,
         help="catalog name, org/repo[:QUANT], GGUF file or folder; with --merge, files",
     ),
 ]

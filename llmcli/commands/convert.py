@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json
 from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
@@ -30,7 +31,12 @@ def register(app: typer.Typer) -> None:
 @pickle_hint()
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A checkpoint folder, or a model's name.")
+        str,
+        typer.Argument(
+            metavar="SRC",
+            autocompletion=complete_models,
+            help="A checkpoint folder, or a model's name.",
+        ),
     ],
     *,
     outtype: Annotated[

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json
 from llmcli.model_loader.installed_model import installed_model
 from llmcli.text_input import expand_path
@@ -25,9 +26,19 @@ def register(app: typer.Typer) -> None:
 
 def diff(
     ref_a: Annotated[
-        str, typer.Argument(metavar="A", help="The reference: a GGUF file or a model on this disk.")
+        str,
+        typer.Argument(
+            metavar="A",
+            autocompletion=complete_models,
+            help="The reference: a GGUF file or a model on this disk.",
+        ),
     ],
-    ref_b: Annotated[str, typer.Argument(metavar="B", help="The model to compare with A.")],
+    ref_b: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", autocompletion=complete_models, help="The model to compare with A."
+        ),
+    ],
     all_tensors: Annotated[bool, typer.Option("--all", help="Also list equal tensors.")] = False,
     json: Json = False,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 from llmcli import text_input
 from llmcli.commands import panels
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options import endpoints, run
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import choose_model
@@ -188,7 +189,9 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", autocompletion=complete_models, help=REF_HELP)
+    ] = None,
     host: Addresses = None,
     port: Port = 8080,
     grpc_port: GrpcPort = None,

@@ -192,6 +192,7 @@ def _show_sources(resolved: "ResolvedRef", ui: "UI") -> None:
         "name": resolved.ref.full_name,
         "description": entry.description if entry else "",
         "installed": "no",
+        "draft model": entry.draft if entry else "",
     }
     model_rows |= {"size": format_size(first.bytes)} if first.bytes else {}
     _section("Model", model_rows, ui)
@@ -224,6 +225,7 @@ def _show_model(model: "FetchedModel", facts: dict[str, Any], ui: "UI") -> None:
             "quantizes to": model.quant or "",
             "system": model.system or "",
             "settings": " ".join(f"{name}={value}" for name, value in model.settings.items()),
+            "draft model": model.entry.draft if model.entry else "",
         },
         ui,
     )

@@ -26,6 +26,7 @@ from llmcli.runtime import reproducible
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 from llmcli.runtime.compute_thread import open_on_compute_thread
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.text.chat_template import ChatTemplate
@@ -200,7 +201,7 @@ class ModelSwitcher:
             header,
             options,
             placement,
-            self._draft_settings(),
+            self._draft_settings(model, header),
             self._n_sequences(slots, resolve_options.spare_sequences(header, options)),
             required_slots=slots,
             is_ctx_requested=flags.options.ctx_size is not None,
@@ -223,9 +224,12 @@ class ModelSwitcher:
                 f"{plan.name} is a base model without a chat template: it continues the text"
             )
 
-    def _draft_settings(self) -> DraftSettings:
+    def _draft_settings(self, model: FetchedModel, header: ModelHeader) -> DraftSettings:
         """Return the settings of speculative decoding, after preparing the draft model if there is
         one. Samples and beams are generated without drafts.
+
+        Raises UserError if the draft model has another vocabulary than `model`, before either is
+        loaded. Its hint is the draft model that the catalog names.
         """
         flags = self.run_flags
         if flags.samples > 1 or flags.search.beams > 1:
@@ -233,9 +237,11 @@ class ModelSwitcher:
         if flags.model_draft is None:
             return DraftSettings(flags.ngram_draft)
         with allow_interrupts():
-            model = prepare_model(flags.model_draft, None, self.config, self.ui)
-        rehearse_file(model.path, self.config, self.ui)
-        return DraftSettings(flags.ngram_draft, model.path)
+            draft = prepare_model(flags.model_draft, None, self.config, self.ui)
+        suggestion = model.entry.draft if model.entry else ""
+        require_same_vocabulary(header, read_header(draft.path), suggestion)
+        rehearse_file(draft.path, self.config, self.ui)
+        return DraftSettings(flags.ngram_draft, draft.path)
 
 
 def format_layers(count: int) -> str:

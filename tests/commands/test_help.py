@@ -162,3 +162,13 @@ def test_help_without_unicode_has_frames_of_ascii(monkeypatch: pytest.MonkeyPatc
     )
     assert text.isascii()
     assert text.split("\n")[4] == "+- Options ----------------------------+"
+
+
+def test_every_name_of_a_model_is_completed() -> None:
+    open_words = [
+        (name, parameter.name)
+        for name, command, context in COMMANDS
+        for parameter in command.get_params(context)
+        if parameter.metavar in ("REF", "SRC") and not parameter._custom_shell_complete
+    ]
+    assert open_words == []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, show_report
@@ -52,7 +53,14 @@ TEMPLATE_TOKENS = 256  # room in the context for the tokens of the chat template
 
 
 def phases(
-    ref: Annotated[str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")],
+    ref: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF",
+            autocompletion=complete_models,
+            help="catalog name, org/repo[:QUANT], file",
+        ),
+    ],
     n_prompt: Prompt = 128,
     n_gen: Gen = 64,
     repetitions: Answers = 5,

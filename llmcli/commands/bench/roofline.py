@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
@@ -32,7 +33,11 @@ Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Ru
 def roofline(
     ref: Annotated[
         str | None,
-        typer.Argument(metavar="REF", help="A model; without it only memory is measured."),
+        typer.Argument(
+            metavar="REF",
+            autocompletion=complete_models,
+            help="A model; without it only memory is measured.",
+        ),
     ] = None,
     n_depth: Depths = None,
     threads: Threads = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
@@ -45,14 +46,25 @@ CacheTypes = Annotated[
 ]
 Show = Annotated[bool, typer.Option("--show", help="List the saved profiles.")]
 Forget = Annotated[
-    str | None, typer.Option("--forget", metavar="REF", help="Delete the profile of a model.")
+    str | None,
+    typer.Option(
+        "--forget",
+        metavar="REF",
+        autocompletion=complete_models,
+        help="Delete the profile of a model.",
+    ),
 ]
 OPTION_OF_SETTING = {"threads": "threads", "ubatch": "ubatch_size", "flash": "flash_attn"}
 
 
 def tune(
     ref: Annotated[
-        str | None, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")
+        str | None,
+        typer.Argument(
+            metavar="REF",
+            autocompletion=complete_models,
+            help="catalog name, org/repo[:QUANT], file",
+        ),
     ] = None,
     budget: Budget = 120.0,
     objective: Objective = "chat",

@@ -13,6 +13,7 @@ import typer
 from llmcli import text_input
 from llmcli.commands import panels
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import (
     RunCommand,
@@ -44,7 +45,12 @@ def register(app: typer.Typer) -> None:
 def chat(
     ctx: typer.Context,
     ref: Annotated[
-        str | None, typer.Argument(metavar="REF", help=f"{REF_HELP} Default: {DEFAULT_MODEL}")
+        str | None,
+        typer.Argument(
+            metavar="REF",
+            autocompletion=complete_models,
+            help=f"{REF_HELP} Default: {DEFAULT_MODEL}",
+        ),
     ] = None,
     resume: Annotated[
         str | None,
@@ -77,7 +83,9 @@ def chat(
 
 def run(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", autocompletion=complete_models, help=REF_HELP)
+    ] = None,
     text: Annotated[
         str | None,
         typer.Argument(metavar="PROMPT", help="The prompt; without one it is read from stdin."),

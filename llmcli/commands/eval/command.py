@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import (
     Batch,
     ChunkCount,
@@ -36,6 +37,7 @@ Base = Annotated[
     typer.Option(
         "--base",
         metavar="REF",
+        autocompletion=complete_models,
         help="The unquantized model (a REF), or a file written by --save-base.",
     ),
 ]
@@ -75,7 +77,11 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     source: Annotated[
         str,
-        typer.Argument(metavar="SRC", help="catalog name, org/repo[:QUANT], GGUF file or folder"),
+        typer.Argument(
+            metavar="SRC",
+            autocompletion=complete_models,
+            help="catalog name, org/repo[:QUANT], GGUF file or folder",
+        ),
     ],
     base: Base = None,
     text: Text = None,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options import run
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
@@ -60,7 +61,9 @@ TEMPLATE_FILE, CONFIG_FILE, START_FILE = "chat_template.jinja", "config.yaml", "
 
 def vllm(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", autocompletion=complete_models, help=REF_HELP)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -4,10 +4,16 @@ from typing import Annotated
 
 import typer
 
+from llmcli.commands.completion import complete_models
 from llmcli.workflows.evaluation.text import DEFAULT_CTX
 
 Ref = Annotated[
-    str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file or folder")
+    str,
+    typer.Argument(
+        metavar="REF",
+        autocompletion=complete_models,
+        help="catalog name, org/repo[:QUANT], file or folder",
+    ),
 ]
 
 
@@ -73,7 +79,14 @@ Quant = Annotated[
 
 
 Draft = Annotated[
-    str | None, typer.Option("-md", "--model-draft", metavar="REF", help="Add a draft model.")
+    str | None,
+    typer.Option(
+        "-md",
+        "--model-draft",
+        metavar="REF",
+        autocompletion=complete_models,
+        help="Add a draft model.",
+    ),
 ]
 
 

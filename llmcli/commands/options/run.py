@@ -16,6 +16,7 @@ import typer
 from llmcli import terminal_status
 from llmcli.commands import panels
 from llmcli.commands.command_app import HELP_OPTIONS, PanelCommand
+from llmcli.commands.completion import complete_models
 from llmcli.commands.options.rpc import HELP_RPC, HELP_SPLIT
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
@@ -653,6 +654,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
         *flag.spellings,
         help=flag.help,
         metavar=flag.metavar,
+        autocompletion=complete_models if flag.metavar == "REF" else None,
         callback=_record_value,
         expose_value=False,
         show_default=False,

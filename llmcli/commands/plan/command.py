@@ -108,7 +108,10 @@ def plan(
         load_checks.check_loadable(header)
         rehearse_model(header, config, ui, computes=measure)
         context, placement, reading = _resolve(header, options, parallel, unified, config, ui)
-        with _with_draft(model_draft, header, context, placement, config, ui) as (context, draft):
+        with _with_draft(model_draft, ref, header, context, placement, config, ui) as (
+            context,
+            draft,
+        ):
             predicted, measured = _plan_and_measure(
                 subject, header, context, placement, draft, measure
             )
@@ -197,18 +200,20 @@ def _plan_and_measure(
 
 @contextmanager
 def _with_draft(
-    ref: str | None,
+    draft_ref: str | None,
+    ref: str,
     header: "ModelHeader",
     context: "ContextOptions",
     placement: "ModelPlacement",
     config: "Config",
     ui: "UI",
 ) -> "Iterator[tuple[ContextOptions, Planner | None]]":
-    """Within the block, add the draft model `ref` to the plan. Yields the context options for a run
-    with drafts, and a planner of the draft model.
+    """Within the block, add the draft model `draft_ref` to the plan of the model `ref`. Yields the
+    context options for a run with drafts, and a planner of the draft model.
 
-    Without a draft model (`ref` is None), yields `context` and None.
+    Without a draft model (`draft_ref` is None), yields `context` and None.
     """
+    from llmcli.catalog.fetch import resolve_ref
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.planning.memory_plan import open_memory_planner
@@ -217,14 +222,15 @@ def _with_draft(
     from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
     from quant.model_file import load_checks, read_header
 
-    if ref is None:
+    if draft_ref is None:
         yield context, None
         return
-    with planned_file(ref, None, config, ui) as subject:
+    with planned_file(draft_ref, None, config, ui) as subject:
         draft_header = read_header.read_header(subject.path)
         load_checks.check_loadable(draft_header)
+        entry = resolve_ref(ref, config).entry
+        require_same_vocabulary(header, draft_header, entry.draft if entry else "")
         rehearse_model(draft_header, config, ui, computes=False)
-        require_same_vocabulary(header, draft_header)
         context = replace(context, n_outputs=MAX_PASS_ROWS)
         with open_memory_planner(
             draft_header, draft_context_options(context), placement.for_draft()

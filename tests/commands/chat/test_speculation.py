@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from llmcli.runtime.runner import OpenedParts, Runner
 from llmcli.runtime.strategies.base import Speculation
 from tests.fixtures.cli import Done
 from tests.fixtures.drafts import CHEAP, Steady
+from tests.quant import tiny_gguf
 
 
 @pytest.mark.parametrize(
@@ -127,3 +129,34 @@ def test_a_draft_that_is_never_worth_its_time_is_said(
     document = json.loads(llmcli("run", "fake", "hi", "--json").out)
     assert document["timing"]["drafted_tokens"] == 0
     assert document["draft"] == {"model": None, "ngram": "on", "obstacle": None}
+
+
+@pytest.mark.parametrize("words", [("run", "big:2m", "hi", "-n", "1"), ("plan", "big:2m")])
+def test_a_draft_model_of_another_vocabulary_is_refused_with_the_name_of_the_right_one(
+    words: tuple[str, ...], llmcli: Callable[..., Done], home: Path, tmp_path: Path
+) -> None:
+    (home / "config").mkdir(exist_ok=True)
+    text = ""
+    for name, vocabulary in (("big:2m", 512), ("big:1m", 512), ("other:1m", 300)):
+        path = tiny_gguf.llama(
+            tmp_path / f"{name.replace(':', '-')}.gguf",
+            hidden=64,
+            ff=64,
+            layers=1,
+            vocab=vocabulary,
+        )
+        draft = 'draft = "big:1m"\n' if name == "big:2m" else ""
+        text += f'[models."{name}"]\n{draft}[[models."{name}".sources]]\n'
+        text += f'kind = "local"\npath = "{path}"\n'
+    (home / "config" / "models.toml").write_text(text)
+    for name in ("big:2m", "big:1m", "other:1m"):
+        assert llmcli("pull", name).code == 0
+    done = llmcli(*words, "-c", "64", "-t", "1", "--trust", "-md", "other:1m")
+    assert done.code == 1
+    error, hint = done.err.splitlines()[-2:]
+    assert "cannot draft for" in error
+    assert "its vocabulary is different: it has 300 tokens" in error
+    assert hint == "hint: --model-draft big:1m"
+    assert "draft model     big:1m" in llmcli("show", "big:2m", "--trust").out
+    done = llmcli(*words, "-c", "64", "-t", "1", "--trust", "-md", "big:1m")
+    assert done.code == 0, done.err

@@ -158,7 +158,10 @@ def test_another_vocabulary_is_refused_with_the_first_difference(stories_q8: Pat
         UserError, match="vocabulary is different: it has 300 tokens, but the model has 512"
     ) as error:
         require_same_vocabulary(model, other)
-    assert "--model-draft" in error.value.hint
+    assert error.value.hint == "--model-draft takes a smaller model of the same family"
+    with pytest.raises(UserError) as error:
+        require_same_vocabulary(model, other, "little:1m")
+    assert error.value.hint == "--model-draft little:1m"
     with (
         pytest.raises(UserError, match="its vocabulary is different"),
         open_runner(
