@@ -88,7 +88,7 @@ def run_on_cluster(
     from llmcli.hardware import ray_cluster
     from llmcli.model_loader import run_flags
 
-    if request.run_flags.rpc:
+    if request.run_flags.placement.rpc:
         raise UsageError(
             "an RPC worker serves one client, not several models", hint="leave out --ray or --rpc"
         )

@@ -2,7 +2,6 @@
 weight matrices. With --merge, adds up such files instead.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,7 @@ from llmcli.commands.options.arguments import (
     Ubatch,
 )
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.rpc import RpcOptions
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.text_input import expand_path
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side
 
@@ -95,7 +94,7 @@ def calibrate(
     trust: Trust = False,
     json: Json = False,
     *,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
 ) -> None:
     """Measure how much each input of each weight matters.
 
@@ -118,8 +117,7 @@ def calibrate(
             "--text": text,
             "--chunks": chunks,
             "--seed": seed,
-            "--rpc": workers.rpc,
-            "-ts": workers.tensor_split,
+            **dict.fromkeys(placement_flags.spellings, True),
         }
         _refuse_reading_options(
             {**reading_options, "--moments": moments, "--memory": memory, "--threads": threads}
@@ -134,7 +132,7 @@ def calibrate(
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     resolve_options.validate_options(options)
     memory_bytes = parse_size(memory, "--memory", "memory") if memory else None
-    options = replace(options, tensor_split=workers.join(ui))
+    options = options.with_placement(placement_flags.join(ui))
     texts.read_user_texts(text or [])  # report an unreadable text before a model is downloaded
     source = _open_source(refs[0], config, ui)
     require_distinct_paths([out, moments], [*source.files, *(text or [])])

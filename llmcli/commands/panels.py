@@ -9,6 +9,7 @@ ANSWER = "Answer"
 FORMAT = "Grammar and schema"
 SAMPLING = "Sampling"
 CONTEXT = "Context and memory"
+PLACEMENT = "Placement"
 SPEED = "Speed"
 NETWORK = "Network and access"
 REQUESTS = "Requests"
@@ -39,6 +40,7 @@ PANEL_ORDER = (
     FORMAT,
     SAMPLING,
     CONTEXT,
+    PLACEMENT,
     SPEED,
     OUTPUT,
     GENERAL,

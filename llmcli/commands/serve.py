@@ -242,7 +242,7 @@ def serve(
     )
     _check_pooling(pooling)
     if grpc_port is not None:
-        _check_grpc(in_other_process=bool(run_flags.rpc or replicas or ray))
+        _check_grpc(in_other_process=bool(run_flags.placement.rpc or replicas or ray))
     disabled = [
         (path, option)
         for path, option, is_on in (
@@ -301,7 +301,7 @@ def serve(
         )
         if replicas or ray:
             stopped = launch_processes.run_replicas(request, replicas or 1, ray, listeners)
-        elif run_flags.rpc:
+        elif run_flags.placement.rpc:
             stopped = launch_processes.run_child(request, listeners)
         else:
             with open_service(request) as (bridge, settings):

@@ -22,7 +22,7 @@ from pathlib import Path
 import llmcli
 from llmcli.errors import UserError
 from llmcli.hardware.host import machine_identity as host_identity
-from llmcli.runtime.binding import contract, devices, rpc
+from llmcli.runtime.binding import contract, rpc
 
 DEFAULT_PORT = 50052  # default port of ggml-rpc-server
 TIMEOUT_SECONDS = 5.0  # a worker that does not answer in this time counts as busy
@@ -86,20 +86,6 @@ def add_workers(addresses: Sequence[str]) -> tuple[RpcWorker, ...]:
     for worker in workers:
         rpc.join_worker(worker.endpoint)
     return workers
-
-
-def check_tensor_split(proportions: Sequence[float]) -> None:
-    """Raise UserError for more proportions (--tensor-split) than there are GPUs and devices of
-    registered workers. Empty: llama.cpp distributes the layers by free memory.
-    """
-    if not proportions:
-        return
-    n_devices = sum(device.kind in devices.GPU_KINDS for device in devices.list_devices())
-    if len(proportions) > n_devices:
-        raise UserError(
-            f"--tensor-split has {len(proportions)} numbers for {n_devices} devices",
-            hint="give one number for each worker's device in order, then one for each local GPU",
-        )
 
 
 def probe_worker(endpoint: str) -> RpcWorker:

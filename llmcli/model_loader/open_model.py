@@ -12,7 +12,6 @@ from llmcli.catalog import catalog, store
 from llmcli.catalog.fetch import FetchedModel
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.model_loader import rpc_workers
 from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file, rehearse_model
@@ -62,10 +61,8 @@ class ModelSwitcher:
         Raises UserError for invalid options, and if an RPC worker cannot be used.
         """
         resolve_options.validate_options(run_flags.options)
-        tensor_split = rpc_workers.join_workers(run_flags.rpc, run_flags.tensor_split, ui)
-        run_flags = replace(
-            run_flags, options=replace(run_flags.options, tensor_split=tensor_split)
-        )
+        options = run_flags.options.with_placement(run_flags.placement.join(ui))
+        run_flags = replace(run_flags, options=options)
         config = replace(config, trust_files=config.trust_files or run_flags.trust)
         self.run_flags, self.config, self.ui = run_flags, config, ui
         self.is_chat, self.parallel, self.must_generate, self.on_other_thread = (

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from llmcli.model_loader.placement_flags import NO_PLACEMENT_FLAGS, PlacementFlags
+
 if TYPE_CHECKING:
     from llmcli.runtime.constraint.base import Constraint
     from llmcli.runtime.requests.beam_settings import BeamSettings
@@ -33,8 +35,7 @@ class RunFlags:
     chat_template: str | None = None
     raw: bool = False
     no_profile: bool = False
-    rpc: str | None = None
-    tensor_split: str | None = None
+    placement: PlacementFlags = NO_PLACEMENT_FLAGS
     predict: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False

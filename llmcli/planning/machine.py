@@ -50,12 +50,14 @@ class OffloadDevice:
 class Machine:
     """A machine. `free_bytes`: free memory of the host; None: unknown. `host_rate`: bytes per second
     at which the processor reads memory. `devices`: those that llama.cpp offloads to, in its order.
+    `spare_devices`: those that it only uses if they are named (--device).
     """
 
     processor: Processor
     free_bytes: int | None
     host_rate: float
     devices: tuple[OffloadDevice, ...] = ()
+    spare_devices: tuple[OffloadDevice, ...] = ()
 
     def without_devices(self) -> "Machine":
         """Return the machine as a run sees it that offloads nothing."""
@@ -66,9 +68,15 @@ def read_machine() -> Machine:
     """Return this machine, with its present free memory."""
     processor = read_processor()
     rate = host_rate(processor)
-    return Machine(
-        processor, host.available_memory(), rate, offload_devices(devices.list_devices(), rate)
+    found = devices.list_devices()
+    chosen = offload_devices(found, rate)
+    names = {device.name for device in chosen}
+    spare = (
+        _offload_device(device, rate)
+        for device in found
+        if device.kind in devices.GPU_KINDS and device.name not in names
     )
+    return Machine(processor, host.available_memory(), rate, chosen, tuple(spare))
 
 
 def host_rate(processor: Processor) -> float:
@@ -84,13 +92,16 @@ def offload_devices(found: Sequence[Device], host_rate: float) -> tuple[OffloadD
     workers = [device for device in found if device.kind == "gpu" and device.is_worker]
     gpus = [device for device in found if device.kind == "gpu" and not device.is_worker]
     integrated = [device for device in found if device.kind == "igpu"]
-    return tuple(
-        OffloadDevice(
-            device.name,
-            kind := "rpc" if device.is_worker else "igpu" if device.is_unified else "gpu",
-            device.free_bytes,
-            device.total_bytes,
-            DEVICE_RATES.get(kind, INTEGRATED_FACTOR * host_rate),
-        )
-        for device in (*workers, *(gpus or integrated))
+    return tuple(_offload_device(device, host_rate) for device in (*workers, *(gpus or integrated)))
+
+
+def _offload_device(device: Device, host_rate: float) -> OffloadDevice:
+    """Return a device as planning sees it. `host_rate`: of the machine."""
+    kind = "rpc" if device.is_worker else "igpu" if device.is_unified else "gpu"
+    return OffloadDevice(
+        device.name,
+        kind,
+        device.free_bytes,
+        device.total_bytes,
+        DEVICE_RATES.get(kind, INTEGRATED_FACTOR * host_rate),
     )

@@ -56,7 +56,9 @@ class LayerDistribution:
     has_host_experts: tuple[bool, ...]
 
 
-def distribute(placement: ModelPlacement, n_layers: int, free_bytes: Sequence[int]) -> LayerDistribution:
+def distribute(
+    placement: ModelPlacement, n_layers: int, free_bytes: Sequence[int]
+) -> LayerDistribution:
     """Return where llama.cpp puts the parts of a model with `n_layers` layers. `free_bytes`: the free
     memory of each device; empty without devices.
     """
@@ -94,6 +96,10 @@ def predict_memory(
     weights, kv = [0] * (n_devices + 1), [0] * (n_devices + 1)
     weights[HOST] += layout.inputs
     largest_on_host = 0
+    for place, pinned in layout.pinned:
+        weights[place] += pinned.nbytes
+        if place == HOST:
+            largest_on_host = max(pinned.largest_dense, pinned.largest_experts)
     for index, layer in enumerate(layout.layers):
         place = distribution.places[index]
         weights[place] += layer.dense
@@ -108,11 +114,13 @@ def predict_memory(
     output_place = distribution.places[-1]
     weights[output_place] += layout.output if output_place != HOST or not layout.is_tied else 0
     used = {place for place in distribution.places if place != HOST}
+    used |= {place for place, _ in layout.pinned if place != HOST}
     is_pipeline = (
         n_devices > 1
         and options.offload_kqv
         and HOST not in distribution.places
         and not any(distribution.has_host_experts)
+        and not layout.pinned
     )
     memory = []
     for place in (HOST, *range(n_devices)):
@@ -130,7 +138,7 @@ def predict_memory(
             compute += largest_on_host
         else:
             compute += 4 * layout.n_vocab * max(options.n_sequences, options.n_outputs)
-        cached = weights[HOST] if place == HOST else 0
+        cached = weights[HOST] if place == HOST and layout.is_mapped else 0
         memory.append(PredictedMemory(weights[place], kv[place], compute, cached))
     return tuple(memory)
 

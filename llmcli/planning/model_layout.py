@@ -1,6 +1,7 @@
 """The bytes of a model file by layer, from its header: what placement and speed are computed from."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llmcli.runtime import kv_size
@@ -30,6 +31,18 @@ class LayerWeights:
         """Return the bytes of all weights of the layer."""
         return self.dense + self.experts
 
+    def with_tensor(self, name: str, nbytes: int) -> "LayerWeights":
+        """Return the weights together with a tensor of `nbytes` bytes."""
+        if EXPERTS_NAME.match(name):
+            return replace(
+                self,
+                experts=self.experts + nbytes,
+                largest_experts=max(self.largest_experts, nbytes),
+            )
+        return replace(
+            self, dense=self.dense + nbytes, largest_dense=max(self.largest_dense, nbytes)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
@@ -43,6 +56,9 @@ class ModelLayout:
     - `width`, `ffn_width`, `n_vocab`: values of a token between layers, of the widest product inside
       a layer, and of a row of logits.
     - `query_values`: values of all queries of a layer. `query_heads`: their number.
+    - `pinned`: tensors with a place of their own (--override-tensor), by place: the index of a
+      device, or -1 for the host. No other field counts them.
+    - `is_mapped`: weights on the host are in the mapped file, so that they need not stay in memory.
     """
 
     layers: tuple[LayerWeights, ...]
@@ -55,12 +71,17 @@ class ModelLayout:
     n_vocab: int
     query_values: int
     query_heads: int
+    pinned: tuple[tuple[int, LayerWeights], ...] = ()
+    is_mapped: bool = True
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all weights in the file."""
         tied = self.output if self.is_tied else 0
-        return self.inputs + self.output - tied + sum(layer.nbytes for layer in self.layers)
+        pinned = sum(weights.nbytes for _, weights in self.pinned)
+        return (
+            self.inputs + self.output - tied + pinned + sum(layer.nbytes for layer in self.layers)
+        )
 
     @property
     def has_experts(self) -> bool:
@@ -74,41 +95,45 @@ class ModelLayout:
     @property
     def bytes_per_token(self) -> float:
         """Return the bytes of weights that a token reads."""
-        return self.output + sum(map(self.read_bytes, self.layers))
+        pinned = sum(self.read_bytes(weights) for _, weights in self.pinned)
+        return self.output + pinned + sum(map(self.read_bytes, self.layers))
 
 
-def read_layout(header: ModelHeader) -> ModelLayout:
-    """Return the layout of a model file."""
+def read_layout(
+    header: ModelHeader, place_of: Callable[[str], int | None] = lambda name: None
+) -> ModelLayout:
+    """Return the layout of a model file. `place_of`: returns the place of a tensor that has a place
+    of its own, by its name: the index of a device, or -1 for the host. Otherwise it returns None.
+    """
     n_layers = header.get_int("block_count") or 0
     layers = [LayerWeights()] * n_layers
     inputs = output = 0
     names = {tensor.name for tensor in header.tensors}
     width = n_vocab = widest = 0
+    pinned: dict[int, LayerWeights] = {}
     for tensor in header.tensors:
-        name = tensor.name
+        name, size = tensor.name, tensor.nbytes
+        place = place_of(name)
+        if place is not None:
+            # a device has two copies of embeddings that are also the output matrix
+            copies = 2 if place >= 0 and name == EMBEDDING and OUTPUT not in names else 1
+            pinned[place] = pinned.get(place, LayerWeights()).with_tensor(name, size * copies)
+            size = 0
         found = LAYER_NAME.match(name)
         if found is None:
             is_input = name.split(".", 1)[0] in INPUT_NAMES
-            inputs += tensor.nbytes if is_input else 0
-            output += 0 if is_input else tensor.nbytes
+            inputs += size if is_input else 0
+            output += 0 if is_input else size
             if name == EMBEDDING:
                 width, n_vocab = tensor.shape[0], tensor.shape[-1]
-                output += tensor.nbytes if OUTPUT not in names else 0
+                output += size if OUTPUT not in names else 0
             continue
         layer = int(found[1])
         if layer >= n_layers:
             continue
-        old, size = layers[layer], tensor.nbytes
-        if EXPERTS_NAME.match(name):
-            layers[layer] = replace(
-                old, experts=old.experts + size, largest_experts=max(old.largest_experts, size)
-            )
-        else:
-            layers[layer] = replace(
-                old, dense=old.dense + size, largest_dense=max(old.largest_dense, size)
-            )
-            if len(tensor.shape) == 2:
-                widest = max(widest, tensor.shape[1])
+        layers[layer] = layers[layer].with_tensor(name, size)
+        if len(tensor.shape) == 2:
+            widest = max(widest, tensor.shape[1])
     n_experts = header.get_int("expert_count") or 0
     n_used = header.get_int("expert_used_count") or 0
     expert_ffn = header.get_int("expert_feed_forward_length") or 0
@@ -128,6 +153,7 @@ def read_layout(header: ModelHeader) -> ModelLayout:
         n_vocab,
         heads * head,
         heads,
+        tuple(sorted(pinned.items())),
     )
 
 

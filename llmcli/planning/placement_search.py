@@ -42,6 +42,7 @@ class PlacementRequest:
       experts stay on the host; negative for all. `tensor_split`: the share of each device; empty: to
       be chosen.
     - `n_ctx`: tokens of context. `wanted_tokens`: the largest context to choose.
+    - `must_offload`: put layers on devices if any fits, even if the host is faster.
     """
 
     wanted_tokens: int
@@ -49,6 +50,7 @@ class PlacementRequest:
     cpu_moe_layers: int | None = None
     tensor_split: tuple[float, ...] = ()
     n_ctx: int | None = None
+    must_offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +142,17 @@ class PlacementSearch:
             experts = request.cpu_moe_layers or 0
             yield ModelPlacement(layers, request.tensor_split, cpu_moe_layers=experts)
             return
-        found = [self._fill(request, used, n_ctx) for used in self._device_sets(request)]
-        placements = [placement for placement in found if placement is not None]
-        yield from placements
-        if not placements or not any(device.kind == "rpc" for device in self.machine.devices):
-            yield ON_HOST  # workers were asked for, so they are used even if the host is faster
+        has_workers = any(device.kind == "rpc" for device in self.machine.devices)
+        has_candidate = not (request.must_offload or has_workers)  # workers were asked for
+        if has_candidate:
+            yield ON_HOST
+        for used in self._device_sets(request):
+            placement = self._fill(request, used, n_ctx)
+            if placement is not None:
+                has_candidate = True
+                yield placement
+        if not has_candidate:
+            yield ON_HOST  # no layer fits
 
     def _device_sets(self, request: PlacementRequest) -> Iterator[tuple[int, ...]]:
         """Yield sets of devices: those with the most memory, one more each time. Workers were asked
@@ -237,6 +245,7 @@ class PlacementSearch:
         cache = self._cache_of(n_ctx) if self.options.offload_kqv else ()
         options = replace(self.options, n_ctx=n_ctx)
         counts = [0] * len(devices)
+        pinned = {place: weights.nbytes for place, weights in layout.pinned}
         everywhere = LayerDistribution(
             (HOST,) * (n_layers + 1 - n_moved) + (used[0],) * (n_moved - 1) + (used[-1],),
             tuple(
@@ -248,7 +257,7 @@ class PlacementSearch:
         compute = max(share.compute for share in memory[1:])
 
         def room(index: int) -> float:
-            return devices[index].usable_bytes * shares[index] - compute
+            return devices[index].usable_bytes * shares[index] - compute - pinned.get(index, 0)
 
         position = 0
         left = room(used[0])

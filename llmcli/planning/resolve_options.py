@@ -14,20 +14,23 @@ from llmcli.planning.attention_stub import HeadShape
 from llmcli.planning.cache_layout import cache_bytes_by_layer
 from llmcli.planning.flash_attention_probe import AttentionCase, is_faster_without_flash
 from llmcli.planning.machine import Machine, read_machine
-from llmcli.planning.model_layout import read_layout
+from llmcli.planning.model_layout import ModelLayout, read_layout
 from llmcli.planning.placement_search import (
     PlacementRequest,
     PlacementSearch,
     PlannedPlacement,
 )
+from llmcli.planning.tensor_patterns import find_place, matches_any
 from llmcli.planning.thread_count import choose_threads
+from llmcli.planning.used_devices import use_devices
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.cache_types import check_cache_types
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.model_placement import HOST_BUFFER, ON_HOST, ModelPlacement
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
+from llmcli.runtime.requests.placement_options import PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
@@ -37,7 +40,6 @@ DEFAULT_MAX_CTX = 8192  # maximum context size if the user sets none
 # whose cells stay cached. More would cost time: each sequence needs memory for a row of logits, and
 # its cells slow down the others.
 CHAT_SEQUENCES = 4
-NO_DEVICES = ("none",)  # of --device: offload nothing
 SCORING_BYTES = 40 << 20  # maximum bytes of logits in a pass for prompts that are scored
 RESERVED_BYTES = 256 << 20  # memory that stays free for compute buffers and other programs
 MAX_PLAIN_ANSWERS = 8  # with more parallel answers, flash attention stays on
@@ -76,7 +78,14 @@ def resolve_options(
         default_size = kv_size.round_up_cells(default_size + answer_tokens)
     check_positions(header, options.ctx_size or 0)
     default_size = min(default_size, header.max_positions or default_size)
+    for override in options.tensor_overrides:
+        if not matches_any(override.pattern, (tensor.name for tensor in header.tensors)):
+            warn(
+                f"--override-tensor: no tensor of {header.path.name} matches {override.pattern!r}; "
+                f"llmcli show {header.path.name} --tensors lists their names"
+            )
     planned = plan_placement(header, options, machine, default_size, slots)
+    machine = planned_machine(options, machine)
     size = options.ctx_size or min(planned.n_ctx, default_size)
     _note_lowered_defaults(header, options, machine, planned, default_size, note)
     if size > trained * slots:
@@ -98,8 +107,7 @@ def plan_placement(
     auto or all.
     """
     layers = _parse_layers(options.gpu_layers)
-    if layers == 0 or options.devices == NO_DEVICES:
-        machine = machine.without_devices()
+    machine = planned_machine(options, machine)
     context = ContextOptions(
         default_size,
         options.batch_size,
@@ -118,14 +126,35 @@ def plan_placement(
         _parse_expert_layers(options.cpu_moe),
         options.tensor_split,
         options.ctx_size,
+        bool(options.devices or options.tensor_split or options.split_mode != "layer"),
     )
     search = PlacementSearch(
-        read_layout(header),
+        placed_layout(header, options, machine),
         machine,
         context,
         functools.cache(lambda each: cache_bytes_by_layer(header, each) or ()),
     )
-    return search.choose(request)
+    planned = search.choose(request)
+    return replace(planned, placement=options.apply_to(planned.placement))
+
+
+def planned_machine(options: RunOptions, machine: Machine) -> Machine:
+    """Return the machine with only the devices that a run uses, in the order in which llama.cpp
+    puts layers on them. Raises UserError for a device that is not there.
+    """
+    is_offloaded = any(entry.buffer != HOST_BUFFER for entry in options.tensor_overrides)
+    if _parse_layers(options.gpu_layers) == 0 and not is_offloaded:
+        return machine.without_devices()
+    return use_devices(machine, options)
+
+
+def placed_layout(header: ModelHeader, options: PlacementOptions, machine: Machine) -> ModelLayout:
+    """Return the layout of a model with the places of --override-tensor. `machine`: that of
+    `planned_machine`.
+    """
+    names = [device.name for device in machine.devices]
+    layout = read_layout(header, find_place(options.tensor_overrides, names))
+    return replace(layout, is_mapped=options.apply_to(ON_HOST).maps_file)
 
 
 def _note_lowered_defaults(
@@ -143,7 +172,12 @@ def _note_lowered_defaults(
     on_devices = " + ".join(format_size(nbytes) for nbytes in free.values())
     if machine.devices and _parse_layers(options.gpu_layers) is None:
         reason = f"because {on_devices} are free there (weights {weights})"
-        if 0 <= placement.gpu_layers <= layers:
+        if not placement.gpu_layers and header.tensor_bytes <= sum(free.values()):
+            note(
+                "no layers are on the GPU: the processor is estimated to be as fast for this model; "
+                "-ngl N overrides this"
+            )
+        elif 0 <= placement.gpu_layers <= layers:
             note(
                 f"{placement.gpu_layers} of {layers} layers are on the GPU, {reason}; "
                 "-ngl N overrides this"

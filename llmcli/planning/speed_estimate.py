@@ -41,6 +41,8 @@ def seconds_per_token(
         if layer.experts:
             hops += 2 * _hop_seconds(machine, place, expert_place)
         last = place
+    for place, pinned in layout.pinned:
+        read[place] += layout.read_bytes(pinned)
     output_place = distribution.places[-1]
     read[output_place] += layout.output
     hops += _hop_seconds(machine, last, output_place) + _hop_seconds(machine, output_place, HOST)
@@ -55,7 +57,8 @@ def seconds_per_token(
 
 def _host_weights(layout: ModelLayout, distribution: LayerDistribution) -> int:
     """Return the bytes of layers on the host."""
-    return sum(
+    pinned = sum(weights.nbytes for place, weights in layout.pinned if place == HOST)
+    return pinned + sum(
         (layer.dense if place == HOST else 0) + (layer.experts if on_host else 0)
         for layer, place, on_host in zip(
             layout.layers, distribution.places, distribution.has_host_experts, strict=False

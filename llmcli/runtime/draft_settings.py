@@ -153,6 +153,7 @@ def draft_context_options(context: ContextOptions) -> ContextOptions:
         context.n_threads_batch,
         flash_attn=context.flash_attn,
         n_outputs=PASS_ROWS[0],
+        offload_kqv=context.offload_kqv,
         gemm_min_rows=context.gemm_min_rows,
     )
 
@@ -179,6 +180,7 @@ def _open_draft_model(
         n_threads=options.threads,
         n_threads_batch=options.threads_batch or options.threads,
         flash_attn=options.flash_attn,
+        offload_kqv=options.kv_offload,
     )
     context_options = draft_context_options(main_options)
     with (

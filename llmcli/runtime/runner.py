@@ -517,6 +517,7 @@ def context_options(
         options.cache_type_v,
         options.flash_attn,
         n_outputs=outputs,
+        offload_kqv=options.kv_offload,
         swa_full=options.reproducible,
         can_append=options.prefill_cells > 0,
         gemm_min_rows=gemm.choose_min_rows(options.gemm, slots, draft_rows > 1),

@@ -52,7 +52,7 @@ def run_replicas(
     from llmcli.serve.launch import open_service, print_ready
     from llmcli.serve.processes.front import FrontServer
 
-    if request.run_flags.rpc:
+    if request.run_flags.placement.rpc:
         raise UsageError(
             "an RPC worker serves one client, not several replicas",
             hint="leave out --replicas or --rpc",

@@ -34,7 +34,7 @@ from llmcli.planning.memory_prediction import (
 )
 from llmcli.planning.model_layout import ModelLayout, read_layout
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.devices import HOST_DEVICE
+from llmcli.runtime.binding.devices import HOST_DEVICE, list_devices
 from llmcli.runtime.binding.model_placement import ModelPlacement
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
@@ -183,7 +183,7 @@ def main() -> int:
         rpc_workers.add_workers(tuple(addresses))
         devices = [
             (device.name, device.free_bytes)
-            for device in rpc_workers.devices.list_devices()
+            for device in list_devices()
             if device.kind == "gpu"
         ]
         for model in MODELS:

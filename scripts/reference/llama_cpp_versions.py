@@ -293,13 +293,19 @@ def header_differences(version: Version, functions: set[str]) -> Iterator[str]:
     for name, number in wanted.items():
         if numbers.get(name) != number:
             yield f"{name} is {numbers.get(name, 'not there')} instead of {number}"
-    for name, mirror, is_whole in (
-        ("ggml_tensor", ggml_tensor.Tensor, True),
-        ("ggml_init_params", ggml_tensor.InitParams, True),
-        ("ggml_type_traits", ggml_contract.TypeTraits, False),
+    for header, name, mirror, is_whole in (
+        ("ggml/include/ggml.h", "ggml_tensor", ggml_tensor.Tensor, True),
+        ("ggml/include/ggml.h", "ggml_init_params", ggml_tensor.InitParams, True),
+        ("ggml/include/ggml.h", "ggml_type_traits", ggml_contract.TypeTraits, False),
+        (
+            "include/llama.h",
+            "llama_model_tensor_buft_override",
+            contract.TensorBufferOverride,
+            True,
+        ),
     ):
         ours = [field for field, *_ in mirror._fields_]
-        theirs = read_fields(version.texts.get("ggml/include/ggml.h", ""), name)
+        theirs = read_fields(version.texts.get(header, ""), name)
         if ours != (theirs if is_whole else theirs[: len(ours)]):
             yield f"struct {name} has the fields {', '.join(theirs) or '(none)'}"
     for function, values in contract.DEFAULTS.items():

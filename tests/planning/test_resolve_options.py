@@ -17,7 +17,7 @@ from llmcli.planning.memory_prediction import compute_bytes, distribute, predict
 from llmcli.planning.model_layout import read_layout
 from llmcli.planning.placement_search import PROCESS_BYTES
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
+from llmcli.runtime.binding.model_placement import NO_DEVICES, ON_HOST, ModelPlacement
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from tests.fixtures.fakes import fake_header
@@ -101,7 +101,7 @@ def test_layers_that_do_not_fit_on_the_gpu_are_said(trained_on_8192: None) -> No
 
 def test_a_device_that_is_not_there_gets_no_layers() -> None:
     assert resolve(1 << 34, None, gpu_layers="all")[1] == ON_HOST
-    assert resolve(1 << 34, 1 << 34, devices=("none",))[1] == ON_HOST
+    assert resolve(1 << 34, 1 << 34, devices=NO_DEVICES)[1] == replace(ON_HOST, devices=NO_DEVICES)
     assert resolve(1 << 34, 1 << 34)[1].gpu_layers == -1
     assert resolve(1 << 34, 1 << 34, gpu_layers="1")[1].gpu_layers == 1
 

@@ -41,10 +41,16 @@ struct ggml_type_traits {
 )
 BACKEND_HEADER = """
 enum ggml_backend_dev_type { GGML_BACKEND_DEVICE_TYPE_CPU, GGML_BACKEND_DEVICE_TYPE_GPU,
-    GGML_BACKEND_DEVICE_TYPE_IGPU, GGML_BACKEND_DEVICE_TYPE_ACCEL };
+    GGML_BACKEND_DEVICE_TYPE_IGPU, GGML_BACKEND_DEVICE_TYPE_ACCEL, GGML_BACKEND_DEVICE_TYPE_META };
 """ + "\n".join(
     f"GGML_API int {name}(void);" for name in (*contract.GGML_FUNCTIONS, *ggml_contract.FUNCTIONS)
 )
+LLAMA_HEADER = """
+enum llama_split_mode { LLAMA_SPLIT_MODE_NONE = 0, LLAMA_SPLIT_MODE_LAYER = 1, };
+struct llama_model_tensor_buft_override {
+    const char * pattern; ggml_backend_buffer_type_t buft;
+};
+"""
 RPC_SOURCE = """
 enum rpc_cmd { A = 0, B, C, D, E, F, G, H, I, J, K, RPC_CMD_GET_DEVICE_MEMORY, L, M,
     RPC_CMD_HELLO, RPC_CMD_DEVICE_COUNT };
@@ -71,7 +77,9 @@ TEXTS = {
     )
     + " }; }",
     "src/llama-model.cpp": "llama_model_params llama_model_default_params() { return { "
-    "/*.n_gpu_layers =*/ -1, /*.load_mode =*/ -1, /*.use_extra_bufts =*/ true, }; }",
+    "/*.n_gpu_layers =*/ -1, /*.split_mode =*/ LLAMA_SPLIT_MODE_LAYER, /*.load_mode =*/ -1, "
+    "/*.main_gpu =*/ 0, /*.use_extra_bufts =*/ true, }; }",
+    "include/llama.h": LLAMA_HEADER,
     "src/llama-ext.h": ";\n".join(llama_cpp_versions.DECLARATIONS.values())
     + '; "ggml_backend_dev_get_extra_bufts"',
 }
@@ -162,6 +170,18 @@ def test_an_equal_version_has_nothing_to_report() -> None:
             "/*.use_extra_bufts =*/ true",
             "/*.use_extra_bufts =*/ false",
             "llama_model_default_params returns use_extra_bufts = false instead of 1",
+        ),
+        (
+            "include/llama.h",
+            "const char * pattern;",
+            "const char * name;",
+            "struct llama_model_tensor_buft_override has the fields name, buft",
+        ),
+        (
+            "src/llama-model.cpp",
+            "LLAMA_SPLIT_MODE_LAYER",
+            "LLAMA_SPLIT_MODE_NONE",
+            "llama_model_default_params returns split_mode = LLAMA_SPLIT_MODE_NONE instead of 1",
         ),
         (
             "ggml/src/ggml-rpc/ggml-rpc.cpp",

@@ -22,6 +22,7 @@ from llmcli.hardware import host
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
+from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.ui import UI
 
 # for each setting: the field of a test that it sets, and the names that users may type
@@ -140,10 +141,11 @@ def build_tests(
     prompts: Sequence[str] | None,
     gens: Sequence[str] | None,
     depths: Sequence[str] | None,
-    tensor_split: tuple[float, ...] = (),
+    placement_options: PlacementOptions = NO_PLACEMENT,
 ) -> list[SpeedTest]:
     """Return every combination of a depth with a prompt length or a number of generated tokens. All
-    other settings are llama-bench's defaults. `tensor_split`: see ModelPlacement. Raises UserError if there is no test.
+    other settings are llama-bench's defaults. Raises UserError if there is
+    no test.
     """
     base = SpeedTest(
         0,
@@ -156,7 +158,7 @@ def build_tests(
         host.core_count(),
         -1,
         "auto",
-        tensor_split=tensor_split,
+        placement_options=placement_options,
     )
     lengths = [
         (count, 0) for count in parameter_grid.parse_numbers("-p", prompts or ["512"]) if count

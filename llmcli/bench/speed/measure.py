@@ -201,6 +201,7 @@ def build_context_options(test: SpeedTest, n_ctx: int | None = None) -> ContextO
         test.type_v,
         test.flash_attn,
         unified=test.n_parallel == 1,
+        offload_kqv=test.placement_options.kv_offload,
         gemm_min_rows=gemm.choose_min_rows("auto", test.n_parallel, has_drafts=False),
     )
 

@@ -10,6 +10,7 @@ from itertools import product
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 
 RANGE_PATTERN = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
 MAX_VALUES = 10_000
@@ -32,12 +33,12 @@ class SpeedTest:
     n_gpu_layers: int
     flash_attn: str
     n_parallel: int = 1
-    tensor_split: tuple[float, ...] = ()
+    placement_options: PlacementOptions = NO_PLACEMENT
 
     @property
     def placement(self) -> ModelPlacement:
         """The devices of the model's weights."""
-        return ModelPlacement(self.n_gpu_layers, self.tensor_split)
+        return self.placement_options.as_asked(self.n_gpu_layers)
 
     @property
     def tokens(self) -> int:

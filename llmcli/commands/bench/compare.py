@@ -7,8 +7,8 @@ import typer
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.commands.options.report import ReportOptions
-from llmcli.commands.options.rpc import RpcOptions
 from llmcli.errors import UsageError
 
 Values = list[str] | None
@@ -102,7 +102,7 @@ def compare(
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     trust: Trust = False,
     json: Json = False,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
 ) -> None:
     """Compare the speed of two models, two settings or two saved runs.
 
@@ -132,7 +132,7 @@ def compare(
             n_prompt,
             n_gen,
             n_depth,
-            workers.rpc,
+            *placement_flags.typed,
             seconds,
             precision,
             in_turn,
@@ -145,7 +145,7 @@ def compare(
                 "--anyway applies to saved runs, not to models", hint="leave out --anyway"
             )
         design = run.build_design(seconds, precision, confidence)
-        tests = run.build_tests(n_prompt, n_gen, n_depth, workers.join(ui))
+        tests = run.build_tests(n_prompt, n_gen, n_depth, placement_flags.join(ui))
         tests_by_side = [
             run.with_side_settings(tests, shared_settings, flag, side_settings)
             for flag, side_settings in (("--a", settings_a), ("--b", settings_b))

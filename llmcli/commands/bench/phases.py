@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +12,8 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.commands.options.report import ReportOptions, show_report
-from llmcli.commands.options.rpc import RpcOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +73,7 @@ def phases(
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     trust: Trust = False,
     json: Json = False,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
 ) -> None:
     """Measure how much of an answer's time prefill, decode, sampling and others take.
 
@@ -97,7 +96,7 @@ def phases(
         cache_type_v=type_v,
     )
     resolve_options.validate_options(options)
-    options = replace(options, tensor_split=workers.join(ui))
+    options = options.with_placement(placement_flags.join(ui))
     sampling = default_sampling().with_values(
         {"seed": 1, **({} if temp is None else {"temp": temp})}
     )

@@ -9,9 +9,8 @@ import typer
 from llmcli.commands import completion, panels
 from llmcli.commands.options.arguments import Trust
 from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
-from llmcli.commands.options.rpc import RpcOptions
-from llmcli.model_loader.rpc_workers import RpcWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -246,7 +245,7 @@ def speed(
     offline: Offline = False,
     trust: Trust = False,
     json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
 ) -> None:
     """Measure prompt and generation speed, with llama-bench's options.
 
@@ -279,8 +278,9 @@ def speed(
         sampling,
     )
     reporting.check_path()
-    config, ui, tensor_split = _start(offline, trust, output_format, workers)
-    tests = [replace(test, tensor_split=tensor_split) for test in tests]
+    config, ui = _start(offline, trust, output_format)
+    placement_options = placement_flags.join(ui)
+    tests = [replace(test, placement_options=placement_options) for test in tests]
     prepared = prepare_model(name, quant, config, ui)
     rehearse_file(prepared.path, config, ui)
     results = _run_tests(prepared, name, tests, run_settings, ctx.params, config, ui)
@@ -448,9 +448,7 @@ def _build_grid(options: "Mapping[str, Any]") -> "ParameterGrid":
     )
 
 
-def _start(
-    offline: bool, trust: bool, output_format: str, workers: RpcWorkers
-) -> "tuple[Config, UI, tuple[float, ...]]":
+def _start(offline: bool, trust: bool, output_format: str) -> "tuple[Config, UI]":
     from llmcli import config
     from llmcli.ui import UI
 
@@ -462,7 +460,7 @@ def _start(
     )
     # with -o json, stdout contains only the document: messages of a download go to stderr
     ui = UI(json=output_format != "md", color=settings.color)
-    return settings, ui, workers.join(ui)
+    return settings, ui
 
 
 def _parse_layers(texts: list[str]) -> list[int]:

@@ -12,8 +12,8 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
-from llmcli.commands.options.rpc import RpcOptions
 from llmcli.errors import UsageError, UserError
 from llmcli.units import format_count
 
@@ -76,7 +76,7 @@ def tune(
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     trust: Trust = False,
     json: Json = False,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
 ) -> None:
     """Find the fastest settings of a model on this machine, and save them for chat and run.
 
@@ -104,7 +104,7 @@ def tune(
         from llmcli.runtime.requests.request import RunOptions
 
         reporting.check_path()
-        options = RunOptions(tensor_split=workers.join(ui))
+        options = RunOptions().with_placement(placement_flags.join(ui))
         _tune(ref, options, budget, objective, kv, reporting, config, ui)
 
 

@@ -23,7 +23,7 @@ from llmcli.commands.options.arguments import (
     Ubatch,
 )
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.rpc import RpcOptions
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.text_input import expand_path
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side, read_evaluation_text
 
@@ -102,7 +102,7 @@ def evaluate(
     trust: Trust = False,
     json: Json = False,
     *,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
 ) -> None:
     """Measure a model's perplexity, and its divergence from a base.
 
@@ -119,7 +119,7 @@ def evaluate(
     from quant.evaluation.base_logits import is_base_logits, load_base_logits
 
     config, ui = start_command(json, offline, trust=trust)
-    tensor_split = workers.join(ui)
+    placement = placement_flags.join(ui)
     if base and is_base_logits(path := expand_path(base)):
         base_logits, base = path, None
     options = RunOptions(
@@ -132,8 +132,7 @@ def evaluate(
         flash_attn,
         type_k,
         type_v,
-        tensor_split=tensor_split,
-    )
+    ).with_placement(placement)
     _refuse_conflicts(base, base_logits, text, ctx, save_base)
     resolve_options.validate_options(options)
     saved_logits = load_base_logits(base_logits) if base_logits else None

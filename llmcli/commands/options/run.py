@@ -17,8 +17,9 @@ from llmcli import terminal_status
 from llmcli.commands import panels
 from llmcli.commands.command_app import HELP_OPTIONS, PanelCommand
 from llmcli.commands.completion import complete_models
-from llmcli.commands.options.rpc import HELP_RPC, HELP_SPLIT
+from llmcli.commands.options.placement import PLACEMENT_FLAGS
 from llmcli.errors import UsageError, UserError
+from llmcli.model_loader.placement_flags import PlacementFlags
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.text_input import expand_path, read_text, require_utf8
 
@@ -103,8 +104,6 @@ MODEL_FLAGS = (
     ),
     Flag("raw", ("--raw",), bool, "send the prompt as it is, without a chat template"),
     Flag("no_profile", ("--no-profile",), bool, "ignore settings saved by `bench tune`"),
-    Flag("rpc", ("--rpc",), str, HELP_RPC, "HOST:PORT,..."),
-    Flag("tensor_split", ("-ts", "--tensor-split"), str, HELP_SPLIT, "N,N,..."),
 )
 ANSWER_FLAGS = (
     Flag(
@@ -324,10 +323,10 @@ PANEL_FLAGS: Mapping[str, tuple[str, ...]] = {
     panels.FORMAT: tuple(flag.name for flag in CONSTRAINT_FLAGS),
     panels.SAMPLING: tuple(flag.name for flag in BEAM_FLAGS),
     panels.CONTEXT: ("ctx_size", "on_full", "cache_type_k", "cache_type_v", "fit"),
+    panels.PLACEMENT: ("gpu_layers", *(flag.name for flag in PLACEMENT_FLAGS)),
     panels.SPEED: (
-        *("threads", "threads_batch", "batch_size", "ubatch_size", "gpu_layers", "flash_attn"),
-        *("gemm", "model_draft", "ngram_draft", "rpc", "tensor_split", "reproducible"),
-        "no_profile",
+        *("threads", "threads_batch", "batch_size", "ubatch_size", "flash_attn"),
+        *("gemm", "model_draft", "ngram_draft", "reproducible", "no_profile"),
     ),
     panels.OUTPUT: ("markdown", "hide_thinking", "logprobs"),
 }
@@ -413,6 +412,10 @@ def run_flags() -> tuple[Flag, ...]:
         *BEAM_FLAGS,
         *DRAFT_FLAGS,
         *RUNTIME_FLAGS,
+        *(
+            Flag(flag.name, flag.spellings, flag.kind, flag.help, flag.metavar)
+            for flag in PLACEMENT_FLAGS
+        ),
         *FIT_FLAGS,
         *(
             Flag(
@@ -447,7 +450,7 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--model-draft": lambda flags: flags.model_draft not in (None, "auto", "off"),
     "--ngram-draft": lambda flags: flags.ngram_draft not in ("auto", "off"),
     "--reproducible": lambda flags: flags.options.reproducible,
-    "--rpc": lambda flags: flags.rpc is not None,
+    "--rpc": lambda flags: flags.placement.rpc is not None,
     "-p": lambda flags: flags.prompt is not None,
     "-f": lambda flags: flags.file is not None,
     "--raw": lambda flags: flags.raw,
@@ -499,6 +502,8 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     search = BeamSettings().with_values(_pop_all(typed, (flag.name for flag in BEAM_FLAGS)))
     runtime = _pop_all(typed, (flag.name for flag in RUNTIME_FLAGS))
     options = _build_options(runtime)
+    typed["placement"] = PlacementFlags(**_pop_all(typed, (flag.name for flag in PLACEMENT_FLAGS)))
+    typed["placement"].parse()
     typed["ngram_draft"] = parse_ngram_draft(typed.get("ngram_draft", "auto"))
     typed["stops"] = tuple(typed.get("stops", ()))
     for flag in (*MODEL_FLAGS, *ANSWER_FLAGS, *DISPLAY_FLAGS, *FIT_FLAGS):

@@ -10,8 +10,8 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Ref, Trust
 from llmcli.commands.options.files import SourceOptions
 from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.commands.options.report import ReportOptions, show_report
-from llmcli.commands.options.rpc import RpcOptions
 from llmcli.commands.pareto.options import MeasurementOptions, ParetoOptions
 from llmcli.model_loader.pickle_hint import pickle_hint
 from llmcli.text_input import expand_path
@@ -40,7 +40,7 @@ def pareto(
         typer.Option("-o", "--output", help="Format of the table."),
     ] = "md",
     reading: SourceOptions,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     trust: Trust = False,
     json: Annotated[
@@ -64,7 +64,7 @@ def pareto(
 
     config, ui = start_command(json or output == "json", offline, reading.allow_pickle, trust)
     reporting.check_path()
-    tensor_split = workers.join(ui)
+    placement = placement_flags.join(ui)
     model = quantize_file.find_model(ref, config, ui, keep_source=True)
     source = quantize_file.open_source(
         model.path if model else expand_path(ref),
@@ -75,7 +75,7 @@ def pareto(
     require_distinct_paths(
         [reporting.report_file], [*source.files, settings.imatrix, settings.moments, measuring.text]
     )
-    plans = build_plans(source, settings, measuring.threads, tensor_split, config, ui)
+    plans = build_plans(source, settings, measuring.threads, placement, config, ui)
     _print_notes(source, plans, ui)
     request = compare.ParetoRequest(
         source,
@@ -87,7 +87,7 @@ def pareto(
         measuring.seconds,
         measuring.keep,
         measuring.fresh,
-        tensor_split,
+        placement,
     )
     points = compare.compare(request, config, ui)
     dominated = compare.dominated_by(points)

@@ -27,8 +27,8 @@ from llmcli.commands.options.arguments import (
     Unified,
 )
 from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.commands.options.report import ReportOptions, show_report
-from llmcli.commands.options.rpc import RpcOptions
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def plan(
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     trust: Trust = False,
     json: Json = False,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
 ) -> None:
     """Print the memory that a run takes before it is allocated.
 
@@ -85,7 +85,7 @@ def plan(
     from quant.model_file import load_checks, read_header
 
     config, ui = start_command(json, offline, trust=trust)
-    tensor_split = workers.join(ui)
+    placement_options = placement_flags.join(ui)
     reporting.check_path()
     if measure and model_draft:
         raise UsageError(
@@ -101,8 +101,7 @@ def plan(
         flash_attn,
         type_k,
         type_v,
-        tensor_split=tensor_split,
-    )
+    ).with_placement(placement_options)
     with planned_file(ref, quant, config, ui) as subject:
         header = read_header.read_header(subject.path)
         load_checks.check_loadable(header)

@@ -15,7 +15,7 @@ from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.file_type import type_flags, with_type_flags
 from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.rpc import RpcOptions
+from llmcli.commands.options.placement import PlacementGroup
 from llmcli.commands.quantize.options import (
     MethodOptions,
     SizeOptions,
@@ -104,7 +104,7 @@ def quantize(
     offline: Offline = False,
     trust: Trust = False,
     json: Json = False,
-    workers: RpcOptions,
+    placement_flags: PlacementGroup,
 ) -> None:
     """Quantize a checkpoint folder or a GGUF.
 
@@ -123,6 +123,6 @@ def quantize(
         verification,
         reading,
         output,
-        workers,
+        placement_flags,
     )
     print_result(run_quantization(request, config, ui), ui)

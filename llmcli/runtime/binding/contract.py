@@ -26,8 +26,12 @@ STRUCTURES: Mapping[str, tuple[int, Fields]] = {
     "llama_model_params": (
         80,
         {
+            "devices": (0, 8),
+            "tensor_buft_overrides": (8, 8),
             "n_gpu_layers": (16, 4),
+            "split_mode": (20, 4),
             "load_mode": (24, 4),
+            "main_gpu": (32, 4),
             "tensor_split": (40, 8),
             "progress_callback": (48, 8),
             "vocab_only": (72, 1),
@@ -91,7 +95,13 @@ STRUCTURES: Mapping[str, tuple[int, Fields]] = {
 # Default values that a library with the layout of STRUCTURES returns. They differ if the binding
 # describes another library than the one that was loaded (LLAMA_CPP_LIB_PATH).
 DEFAULTS: Mapping[str, Mapping[str, int]] = {
-    "llama_model_default_params": {"n_gpu_layers": -1, "load_mode": -1, "use_extra_bufts": 1},
+    "llama_model_default_params": {
+        "n_gpu_layers": -1,
+        "split_mode": 1,
+        "load_mode": -1,
+        "main_gpu": 0,
+        "use_extra_bufts": 1,
+    },
     "llama_context_default_params": {
         "n_ctx": 512,
         "n_batch": 2048,
@@ -149,6 +159,7 @@ FUNCTIONS: Mapping[str, int] = {
     "llama_n_ctx": 1,
     "llama_n_threads_batch": 1,
     "llama_n_ubatch": 1,
+    "llama_numa_init": 1,
     "llama_print_system_info": 0,
     "llama_sampler_accept": 2,
     "llama_sampler_apply": 2,
@@ -217,6 +228,7 @@ GGML_FUNCTIONS = (
     "ggml_backend_cpu_buffer_from_ptr",
     "ggml_backend_cpu_buffer_type",
     "ggml_backend_dev_backend_reg",
+    "ggml_backend_dev_buffer_type",
     "ggml_backend_dev_by_name",
     "ggml_backend_dev_by_type",
     "ggml_backend_dev_count",
@@ -245,16 +257,27 @@ GGML_FUNCTIONS = (
 )
 # Constants of the binding, which are numbers of enums and versions of formats
 CONSTANTS: Mapping[str, int] = {
+    "GGML_NUMA_STRATEGY_DISTRIBUTE": 1,
+    "GGML_NUMA_STRATEGY_ISOLATE": 2,
+    "GGML_NUMA_STRATEGY_NUMACTL": 3,
     "LLAMA_DEFAULT_SEED": 0xFFFFFFFF,
     "LLAMA_FLASH_ATTN_TYPE_AUTO": -1,
     "LLAMA_FLASH_ATTN_TYPE_DISABLED": 0,
     "LLAMA_FLASH_ATTN_TYPE_ENABLED": 1,
+    "LLAMA_LOAD_MODE_AUTO": -1,
     "LLAMA_LOAD_MODE_NONE": 0,
+    "LLAMA_LOAD_MODE_MMAP": 1,
+    "LLAMA_LOAD_MODE_MLOCK": 2,
+    "LLAMA_LOAD_MODE_MMAP_MLOCK": 3,
     "LLAMA_POOLING_TYPE_NONE": 0,
     "LLAMA_POOLING_TYPE_MEAN": 1,
     "LLAMA_POOLING_TYPE_CLS": 2,
     "LLAMA_POOLING_TYPE_LAST": 3,
     "LLAMA_POOLING_TYPE_RANK": 4,
+    "LLAMA_SPLIT_MODE_NONE": 0,
+    "LLAMA_SPLIT_MODE_LAYER": 1,
+    "LLAMA_SPLIT_MODE_ROW": 2,
+    "LLAMA_SPLIT_MODE_TENSOR": 3,
     "LLAMA_STATE_SEQ_VERSION": 3,  # format of the states that kv_state/ reads and kv_state_file.py saves
     "LLAMA_TOKEN_ATTR_UNKNOWN": 1 << 0,
     "LLAMA_TOKEN_ATTR_CONTROL": 1 << 3,
@@ -286,11 +309,21 @@ HEADER_NUMBERS: Mapping[str, int] = {
     "GGML_BACKEND_DEVICE_TYPE_GPU": 1,
     "GGML_BACKEND_DEVICE_TYPE_IGPU": 2,
     "GGML_BACKEND_DEVICE_TYPE_ACCEL": 3,
+    "GGML_BACKEND_DEVICE_TYPE_META": 4,
     "GGML_RPC_MAX_SERVERS": 16,
     "RPC_CMD_GET_DEVICE_MEMORY": 11,
     "RPC_CMD_HELLO": 14,
     "RPC_CMD_DEVICE_COUNT": 15,
 }
+
+
+class TensorBufferOverride(ctypes.Structure):
+    """The Python mirror of `struct llama_model_tensor_buft_override` (llama.h), which the binding
+    does not have.
+    """
+
+    __slots__ = ()
+    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
 @dataclass(frozen=True, slots=True)

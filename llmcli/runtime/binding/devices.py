@@ -14,13 +14,14 @@ from llmcli.runtime.binding.library import ggml
 HOST_DEVICE, GPU_KINDS = "CPU", ("gpu", "igpu")
 DEVICE_KINDS = {
     HEADER_NUMBERS[f"GGML_BACKEND_DEVICE_TYPE_{kind.upper()}"]: kind
-    for kind in ("cpu", "gpu", "igpu", "accel")
+    for kind in ("cpu", "gpu", "igpu", "accel", "meta")
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A compute device. `kind`: "cpu", "gpu", "igpu" (integrated GPU), "accel" or "other".
+    """A compute device. `kind`: "cpu", "gpu", "igpu" (integrated GPU), "accel", "meta" (several
+    devices that share each layer) or "other".
     `free_bytes` and `total_bytes`: its memory, as its driver reports it.
     """
 
@@ -73,7 +74,8 @@ def read_buffer_type(address: int) -> BufferType:
     library = _functions()
     name = library.ggml_backend_buft_name(address).decode()
     device = library.ggml_backend_buft_get_device(address)
-    is_gpu = device and DEVICE_KINDS.get(library.ggml_backend_dev_type(device)) in GPU_KINDS
+    kind = DEVICE_KINDS.get(library.ggml_backend_dev_type(device)) if device else None
+    is_gpu = kind in (*GPU_KINDS, "meta")
     if not is_gpu or library.ggml_backend_buft_is_host(address):
         return BufferType(name, HOST_DEVICE)
     return BufferType(name, library.ggml_backend_dev_name(device).decode())
@@ -106,6 +108,43 @@ def list_devices() -> list[Device]:
             )
         )
     return result
+
+
+def find_device(name: str) -> int | None:
+    """Return the address of the ggml_backend_dev_t with this name, or None if there is none."""
+    address: int | None = _functions().ggml_backend_dev_by_name(name.encode())
+    return address
+
+
+def find_buffer_type(name: str) -> int | None:
+    """Return the address of the ggml_backend_buffer_type_t with this name, or of the device with
+    this name; None if there is none. "CPU" is the memory of the host.
+    """
+    library = _functions()
+    if name == HOST_DEVICE:
+        host: int | None = library.ggml_backend_cpu_buffer_type()
+        return host
+    for index in range(library.ggml_backend_dev_count()):
+        device = library.ggml_backend_dev_get(index)
+        buffer_type: int | None = library.ggml_backend_dev_buffer_type(device)
+        names = library.ggml_backend_dev_name(device), library.ggml_backend_buft_name(buffer_type)
+        if buffer_type and name.encode() in names:
+            return buffer_type
+    return None
+
+
+def splits_rows(name: str) -> bool:
+    """Return whether the back end of the device `name` can split each matrix by rows over several
+    devices (-sm row).
+    """
+    library = _functions()
+    device = library.ggml_backend_dev_by_name(name.encode())
+    if not device:
+        return False
+    registry = library.ggml_backend_dev_backend_reg(device)
+    return bool(
+        library.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_split_buffer_type")
+    )
 
 
 def rpc_devices() -> dict[str, tuple[str, ...]]:
@@ -161,6 +200,9 @@ def _functions() -> Any:
         ("dev_description", ctypes.c_char_p, [ctypes.c_void_p]),
         ("dev_type", ctypes.c_int, [ctypes.c_void_p]),
         ("dev_memory", None, [ctypes.c_void_p] * 3),
+        ("dev_by_name", ctypes.c_void_p, [ctypes.c_char_p]),
+        ("dev_buffer_type", ctypes.c_void_p, [ctypes.c_void_p]),
+        ("cpu_buffer_type", ctypes.c_void_p, []),
         ("buft_name", ctypes.c_char_p, [ctypes.c_void_p]),
         ("buft_get_device", ctypes.c_void_p, [ctypes.c_void_p]),
         ("buft_is_host", ctypes.c_bool, [ctypes.c_void_p]),

@@ -15,6 +15,7 @@ from llmcli.runtime.binding import amx, contract, rpc
 from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
+from llmcli.runtime.binding.placement_params import init_numa, set_placement
 from llmcli.runtime.binding.tokens.special_tokens import SpecialToken, read_special_token
 from llmcli.runtime.binding.tokens.tokenize_splits import (
     BPE,
@@ -249,11 +250,9 @@ def open_model(
     """
     library = lib()
     params = library.llama_model_default_params()
-    set_fields(params, n_gpu_layers=placement.gpu_layers, vocab_only=vocab_only)
-    if placement.tensor_split:
-        limit = library.LLAMA_MAX_DEVICES
-        assert len(placement.tensor_split) <= limit, (placement, limit)
-        set_fields(params, tensor_split=(ctypes.c_float * limit)(*placement.tensor_split))
+    init_numa(placement.numa)
+    arrays = set_placement(params, placement)
+    set_fields(params, vocab_only=vocab_only)
     if dry_run:
         # llama.cpp aborts in a dry run if the file is mapped
         set_fields(params, no_alloc=True, load_mode=LOAD_MODE_NONE)
@@ -276,6 +275,7 @@ def open_model(
     set_fields(params, progress_callback=progress)
     with on_interrupt(interrupted.set):
         pointer = library.llama_model_load_from_file(str(path).encode(), params)
+    del arrays
     if interrupted.is_set():
         if pointer:
             library.llama_model_free(pointer)
@@ -299,6 +299,10 @@ def _hint(reason: str, path: Path) -> str:
             "this build of llama.cpp does not support the architecture; "
             "a newer llama-cpp-python may"
         )
+    if "LLAMA_SPLIT_MODE_TENSOR not implemented" in reason:
+        return "this architecture cannot be split within layers: -sm layer"
+    if "does not support split buffers" in reason:
+        return "this device cannot share matrices with others: -sm layer"
     if "memory" in reason or "alloc" in reason:
         return "the model does not fit into memory; try a smaller quantization"
     return f"run llmcli show '{path}' to check the file; pull or convert it again if it is damaged"

@@ -7,6 +7,22 @@ if TYPE_CHECKING:
     from quant.model_file.model_header import ModelHeader
 
 ALL_GPU_LAYERS = -1
+HOST_BUFFER = "CPU"  # the buffer type of the host's memory
+NO_DEVICES = ("none",)  # in place of the names of devices: use none
+EXPERTS_PATTERN = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # common/common.h, LLM_FFN_EXPS_REGEX
+SPLIT_MODES = ("none", "layer", "row", "tensor")
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock")
+NUMA_STRATEGIES = ("distribute", "isolate", "numactl")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOverride:
+    """Tensors with a name that contains `pattern`, a regular expression, are put into buffers of
+    the type `buffer`, whatever the layer's device.
+    """
+
+    pattern: str
+    buffer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +38,12 @@ class ModelPlacement:
       models with latent attention are never repacked, because llama.cpp aborts on a product of a
       repacked matrix with a tensor that is not in memory order.
     - `latent`: whether the model has latent attention (MLA); None reads this from the file.
+    - `devices`: the names of the devices to use, in this order; empty for llama.cpp's choice,
+      NO_DEVICES for none.
+    - `split_mode`: one of SPLIT_MODES. `main_gpu`: with "none", the number of the only device.
+    - `tensor_overrides`: the first one that matches a tensor decides, before `cpu_moe_layers`.
+    - `load_mode`: one of LOAD_MODES. `numa`: one of NUMA_STRATEGIES, or empty; the first model that
+      a process loads decides.
     """
 
     gpu_layers: int = ALL_GPU_LAYERS
@@ -29,11 +51,36 @@ class ModelPlacement:
     cpu_moe_layers: int = 0
     repack: bool = True
     latent: bool | None = None
+    devices: tuple[str, ...] = ()
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_overrides: tuple[TensorOverride, ...] = ()
+    load_mode: str = "auto"
+    numa: str = ""
 
     @property
     def uses_gpu(self) -> bool:
-        """Return whether layers are put on a GPU or an RPC worker, if there is one."""
-        return self.gpu_layers != 0
+        """Return whether weights are put on a GPU or an RPC worker, if there is one."""
+        has_override = any(entry.buffer != HOST_BUFFER for entry in self.tensor_overrides)
+        return self.devices != NO_DEVICES and (self.gpu_layers != 0 or has_override)
+
+    @property
+    def maps_file(self) -> bool:
+        """Return whether weights on the host stay in the mapped file, so that the system can drop
+        them and read them again. Locked weights cannot be dropped.
+        """
+        return self.load_mode in ("auto", "mmap")
+
+    @property
+    def overrides(self) -> tuple[TensorOverride, ...]:
+        """Return all overrides as llama.cpp gets them, including that of `cpu_moe_layers`. It is one
+        pattern for all layers, because llama.cpp compiles each pattern again for each tensor.
+        """
+        count = self.cpu_moe_layers
+        if not count:
+            return self.tensor_overrides
+        layers = "" if count < 0 else rf"blk\.({'|'.join(map(str, range(count)))})"
+        return (*self.tensor_overrides, TensorOverride(layers + EXPERTS_PATTERN, HOST_BUFFER))
 
     def for_header(self, header: "ModelHeader") -> "ModelPlacement":
         """Return the placement with what the header of the model file says, so that `open_model`
@@ -43,9 +90,15 @@ class ModelPlacement:
 
     def for_draft(self) -> "ModelPlacement":
         """Return the placement of a draft model: all of it on GPUs if layers of the main model are
-        there, and otherwise none.
+        there, and otherwise none. Overrides and experts on the host are those of the main model.
         """
-        return replace(self, gpu_layers=ALL_GPU_LAYERS if self.uses_gpu else 0, latent=None)
+        return replace(
+            self,
+            gpu_layers=ALL_GPU_LAYERS if self.uses_gpu else 0,
+            latent=None,
+            cpu_moe_layers=0,
+            tensor_overrides=(),
+        )
 
 
 EVERYWHERE = ModelPlacement()

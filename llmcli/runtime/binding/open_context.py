@@ -49,6 +49,7 @@ def open_context(
         type_k=KV_TYPES[options.type_k],
         type_v=KV_TYPES[options.type_v],
         flash_attn_type=FLASH_MODES[options.flash_attn],
+        offload_kqv=options.offload_kqv,
         kv_unified=options.unified,
         swa_full=options.swa_full,  # False in llama.cpp's own tools
         no_perf=True,

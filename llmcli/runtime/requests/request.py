@@ -1,20 +1,21 @@
 """The options of a model run, the requests to the engine, and the answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.requests.context_overflow import OverflowPolicy
 from llmcli.runtime.requests.end_conditions import NO_CONDITIONS, EndConditions
+from llmcli.runtime.requests.placement_options import PLACEMENT_FIELDS, PlacementOptions
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Finish, TokenTime
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of a model run. None means that the value is chosen for the machine and the
-    model.
+class RunOptions(PlacementOptions):
+    """The options of a model run, with those of its devices. None means that the value is chosen
+    for the machine and the model.
 
     - `profile`: the options that a measured profile has set (planning/tuned_profile.py).
     - `scoring_outputs`: rows of logits that a pass may ask for in addition to one per sequence.
@@ -23,11 +24,6 @@ class RunOptions:
       0 for no such context.
     - `gemm`: "ggml" leaves all matrix products to ggml. "auto" uses llmcli's own code for products
       of many rows where it is faster (binding/kernels/gemm.py).
-    - `tensor_split`: proportions of the layers for each GPU and RPC worker; empty to let llmcli
-      choose them.
-    - `cpu_moe`: how many layers keep their experts on the host: a number, "auto" or "all".
-    - `kv_offload`: False keeps the KV cache on the host.
-    - `devices`: the names of the devices to use; empty for all, ("none",) for none.
     """
 
     ctx_size: int | None = None
@@ -44,10 +40,10 @@ class RunOptions:
     scoring_outputs: int = 0
     prefill_cells: int = 0
     gemm: str = "auto"
-    tensor_split: tuple[float, ...] = ()
-    cpu_moe: str = "auto"
-    kv_offload: bool = True
-    devices: tuple[str, ...] = ()
+
+    def with_placement(self, placement: PlacementOptions) -> "RunOptions":
+        """Return the options with those of the devices from `placement`."""
+        return replace(self, **{name: getattr(placement, name) for name in PLACEMENT_FIELDS})
 
     @property
     def max_rows(self) -> int:

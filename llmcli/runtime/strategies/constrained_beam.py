@@ -27,7 +27,7 @@ class GrammarBranch:
         """
         self.matcher, self.tag, self.recent_bytes = matcher, tag, recent_bytes
 
-    def forbid(self, logits: Logits, ends: NDArray[np.int64]) -> None:
+    def forbid(self, logits: Logits, ends: NDArray[np.int32]) -> None:
         """Write -inf into `logits` for every token that the grammar forbids next.
 
         Where the answer may end, only the likeliest end token stays allowed, because every end

@@ -238,6 +238,7 @@ class _CalibrationRun:
             "flash_attn": options.flash_attn,
             "gpu_layers": self.request.model.placement.gpu_layers,
             "build": llama_cpp_version(),
+            **({"placement": options.placement_identity} if options.placement_identity else {}),
             **(
                 {"weights": _hash_names(self.request.weights)}
                 if self.request.weights is not None

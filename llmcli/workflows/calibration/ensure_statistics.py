@@ -14,6 +14,7 @@ from llmcli import file_lock
 from llmcli.atomic_files import make_folder
 from llmcli.model_loader import float_copy
 from llmcli.runtime.binding.library import llama_cpp_version
+from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.workflows.calibration import calibrate, texts
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side
@@ -41,7 +42,7 @@ class StatisticsRequest:
 
     `reason`: the option that needs the statistics, for messages. `dry_run`: collect nothing.
     `text_files`: the texts to read; empty: the built-in text. `max_chunks`: maximum number of
-    chunks to read; None: all. `tensor_split`: see ModelPlacement.
+    chunks to read; None: all.
     """
 
     source: "Source"
@@ -51,7 +52,7 @@ class StatisticsRequest:
     dry_run: bool = False
     text_files: tuple[Path, ...] = ()
     max_chunks: int | None = None
-    tensor_split: tuple[float, ...] = ()
+    placement: "PlacementOptions" = NO_PLACEMENT
 
 
 def ensure_statistics(
@@ -112,8 +113,7 @@ def prepare_text(
             UBATCH_SIZE,
             "auto",
             flash_attn,
-            tensor_split=request.tensor_split,
-        ),
+        ).with_placement(request.placement),
         ui,
     )
     try:

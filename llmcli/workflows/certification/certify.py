@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
+
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
@@ -26,10 +28,10 @@ class VerifySettings:
     verify_chunks: int | None = None
 
     def build_request(
-        self, threads: int, tensor_split: tuple[float, ...] = ()
+        self, threads: int, placement: "PlacementOptions | None" = None
     ) -> "VerifyRequest | None":
-        """Return the verification request; None without --verify. `tensor_split`: see
-        ModelPlacement. Raises UsageError if another verification option is set without --verify.
+        """Return the verification request; None without --verify. Raises UsageError if
+        another verification option is set without --verify.
         """
         from llmcli.errors import UsageError
 
@@ -41,7 +43,7 @@ class VerifySettings:
                 self.verify_text,
                 self.verify_chunks or DEFAULT_CHUNKS,
                 threads,
-                tensor_split=tensor_split,
+                placement=placement or NO_PLACEMENT,
             )
         for flag, value in (
             ("--verify-text", self.verify_text),

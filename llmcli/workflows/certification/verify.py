@@ -20,6 +20,7 @@ from llmcli.hardware import host
 from llmcli.model_loader import float_copy
 from llmcli.runtime.binding import rpc
 from llmcli.runtime.binding.library import llama_cpp_version
+from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_count
 from llmcli.workflows.evaluation import evaluate, models
@@ -79,20 +80,19 @@ class VerifyRequest:
     """A request to verify a file. `text`: the text on which the models are compared; None: the
     built-in text. `chunks`: the number of its chunks. `threads`: 0: all cores.
 
-    `allocation_text`: the text on which the tensor types were chosen; None: there is none. `tensor_split`:
-    see ModelPlacement.
+    `allocation_text`: the text on which the tensor types were chosen; None: there is none.
     """
 
     text: Path | None = None
     chunks: int = DEFAULT_CHUNKS
     threads: int = 0
     allocation_text: AllocationText | None = None
-    tensor_split: tuple[float, ...] = ()
+    placement: PlacementOptions = NO_PLACEMENT
 
     @property
     def options(self) -> RunOptions:
         """The run options of both models. They are those of llama-perplexity."""
-        return RunOptions(DEFAULT_CTX, self.threads or None, tensor_split=self.tensor_split)
+        return RunOptions(DEFAULT_CTX, self.threads or None).with_placement(self.placement)
 
 
 def check_text(source: "Source", request: VerifyRequest) -> None:
@@ -259,7 +259,7 @@ def measure_speed(
             threads,
             -1,
             "auto",
-            tensor_split=model.placement.tensor_split,
+            placement_options=model.options,
         )
         for prompt, gen in SPEED_TESTS
     ]

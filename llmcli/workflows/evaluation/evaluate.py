@@ -53,6 +53,7 @@ KEY_LABELS = {
     "n_batch": "-b",
     "n_ubatch": "-ub",
     "gpu_layers": "-ngl",
+    "placement": "options of the placement",
     "build": "build of llama.cpp",
     "rotated": "LLAMA_ATTN_ROT_DISABLE",
 }
@@ -276,6 +277,7 @@ def _cache_key(request: EvaluationRequest, text: TextChunks) -> dict[str, Any]:
         "gpu_layers": [side.placement.gpu_layers for side in sides],
         "build": llama_cpp_version(),
         **({} if has_rotated_cache() else {"rotated": False}),
+        **({"placement": options.placement_identity} if options.placement_identity else {}),
     }
 
 

@@ -58,6 +58,7 @@ class EvaluationSide:
             options.cache_type_k,
             options.cache_type_v,
             options.flash_attn,
+            offload_kqv=options.kv_offload,
         )
         return chunk_scorer.chunk_context_options(single_chunk, n_vocab, chunks)
 

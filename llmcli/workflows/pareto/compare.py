@@ -23,6 +23,7 @@ from llmcli.atomic_files import make_folder, write_atomically
 from llmcli.hardware import host, rpc_workers
 from llmcli.model_loader.float_copy import float_copy_plan, open_runnable, require_disk_space
 from llmcli.runtime.binding.library import llama_cpp_version
+from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_duration, format_size
 from llmcli.workflows.certification import verify
@@ -95,12 +96,12 @@ class ParetoRequest:
     seconds: float
     keep_folder: Path | None
     fresh: bool
-    tensor_split: tuple[float, ...] = ()  # see ModelPlacement
+    placement: PlacementOptions = NO_PLACEMENT
 
     @property
     def options(self) -> RunOptions:
         """The run options, which are equal for all models."""
-        return RunOptions(self.n_ctx, self.threads or None, tensor_split=self.tensor_split)
+        return RunOptions(self.n_ctx, self.threads or None).with_placement(self.placement)
 
     @property
     def cache_key(self) -> str:
@@ -119,6 +120,7 @@ class ParetoRequest:
             rpc_workers.machine_and_workers(),
             self.source.newest_mtime_ns,
         ]
+        key_parts += [self.placement.placement_identity] * (self.placement != NO_PLACEMENT)
         return hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:32]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.errors import UsageError
 from llmcli.model_loader import float_copy
+from llmcli.runtime.requests.placement_options import PlacementOptions
 from llmcli.workflows.calibration import ensure_statistics
 from llmcli.workflows.pareto.settings import DEFAULT_TYPES, ParetoSettings
 from llmcli.workflows.quantization import allocate, apply_folds, plan_mix
@@ -36,11 +37,11 @@ def build_plans(
     source: "Source",
     settings: ParetoSettings,
     threads: int,
-    tensor_split: tuple[float, ...],
+    placement: "PlacementOptions",
     config: "Config",
     ui: "UI",
 ) -> dict[str, "Plan"]:
-    """Return the plan of each setting, by the setting's name. `tensor_split`: see ModelPlacement.
+    """Return the plan of each setting, by the setting's name.
     Raises UserError or UsageError if any setting is impossible.
     """
     float_copy.require_vocabulary(source)
@@ -62,7 +63,7 @@ def build_plans(
     ggml_builder = _make_builder(source, "ggml", "none", (None, None), threads)
     for size in sizes:  # check all sizes before the slow measurements for the first one
         allocate.target_budget(source, ggml_builder.mix_plan, SizeRequest(target_size=size))
-    measured = _load_statistics(source, settings, methods, folds, threads, tensor_split, config, ui)
+    measured = _load_statistics(source, settings, methods, folds, threads, placement, config, ui)
     plans = {}
     for fold in folds:
         for method in methods:
@@ -89,7 +90,7 @@ def _load_statistics(
     methods: Sequence[str],
     folds: Sequence[str],
     threads: int,
-    tensor_split: tuple[float, ...],
+    placement: "PlacementOptions",
     config: "Config",
     ui: "UI",
 ) -> MeasuredStatistics:
@@ -105,7 +106,7 @@ def _load_statistics(
     if moments_method and second_moments is None:
         return ensure_statistics.ensure_statistics(
             ensure_statistics.StatisticsRequest(
-                source, f"method {moments_method}", True, threads, tensor_split=tensor_split
+                source, f"method {moments_method}", True, threads, placement=placement
             ),
             sums,
             config,
@@ -114,7 +115,7 @@ def _load_statistics(
     if active_fold and sums is None and second_moments is None:
         return ensure_statistics.ensure_statistics(
             ensure_statistics.StatisticsRequest(
-                source, f"--fold {active_fold}", False, threads, tensor_split=tensor_split
+                source, f"--fold {active_fold}", False, threads, placement=placement
             ),
             sums,
             config,

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmcli.runtime.requests.placement_options import PlacementOptions
 from llmcli.workflows.quantization.size_request import SizeRequest
 
 if TYPE_CHECKING:
@@ -69,14 +70,14 @@ class MethodSettings:
         method: "Method",
         source: "Source",
         threads: int,
-        tensor_split: tuple[float, ...],
+        placement: "PlacementOptions",
         config: "Config",
         ui: "UI",
         *,
         dry_run: bool,
     ) -> MeasuredInputs:
         """Load the files of --imatrix and --moments, and collect the statistics that are missing.
-        With `dry_run`, nothing is collected. `tensor_split`: see ModelPlacement. Raises UserError.
+        With `dry_run`, nothing is collected. Raises UserError.
         """
         from quant.calibration import imatrix, moments
         from quant.calibration.expected_moments import ExpectedMoments
@@ -87,7 +88,7 @@ class MethodSettings:
             from llmcli.workflows.calibration import ensure_statistics
 
             statistics_request = self.build_request(
-                method, source, threads, tensor_split, dry_run=dry_run
+                method, source, threads, placement, dry_run=dry_run
             )
             if self.missing_statistics(method):
                 sums, second_moments = ensure_statistics.ensure_statistics(
@@ -120,7 +121,7 @@ class MethodSettings:
         method: "Method",
         source: "Source",
         threads: int,
-        tensor_split: tuple[float, ...],
+        placement: "PlacementOptions",
         config: "Config",
     ) -> "Callable[..., WriteReport]":
         """Return the function that quantizes and writes the model of a plan block by block
@@ -130,7 +131,7 @@ class MethodSettings:
 
         return partial(
             sequential.write_blockwise,
-            self.build_request(method, source, threads, tensor_split),
+            self.build_request(method, source, threads, placement),
             config,
         )
 
@@ -185,7 +186,7 @@ class MethodSettings:
         method: "Method",
         source: "Source",
         threads: int,
-        tensor_split: tuple[float, ...],
+        placement: "PlacementOptions",
         *,
         dry_run: bool = False,
     ) -> "ensure_statistics.StatisticsRequest":
@@ -199,7 +200,7 @@ class MethodSettings:
         text = tuple(self.calibration or ())
         reason = self.missing_statistics(method) or "--sequential"
         return StatisticsRequest(
-            source, reason, moments, threads, dry_run, text, self.calibration_chunks, tensor_split
+            source, reason, moments, threads, dry_run, text, self.calibration_chunks, placement
         )
 
     @property

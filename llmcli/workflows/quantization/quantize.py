@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmcli.model_loader.placement_flags import NO_PLACEMENT_FLAGS, PlacementFlags
 from llmcli.model_loader.quantize_file import OutputSettings, SourceSettings
-from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.text_input import expand_path
 from llmcli.workflows.certification.certify import VerifySettings
 from llmcli.workflows.quantization.method_settings import MeasuredInputs, MethodSettings
@@ -53,7 +54,7 @@ class QuantizeRequest:
     verification: VerifySettings = field(default_factory=VerifySettings)
     reading: SourceSettings = field(default_factory=SourceSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
-    workers: RpcWorkers = field(default_factory=RpcWorkers)
+    placement: PlacementFlags = NO_PLACEMENT_FLAGS
 
     @property
     def collects_statistics(self) -> bool:
@@ -82,7 +83,7 @@ class QuantizeJob:
     model: "FetchedModel | None"
     source: "Source"
     file_type: str
-    tensor_split: tuple[float, ...] = ()  # of the source model, when it runs
+    placement: "PlacementOptions" = NO_PLACEMENT  # of the source model, when it runs
 
     @cached_property
     def overrides(self) -> "TypeOverrides":
@@ -245,7 +246,7 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
     method = method_by_name(request.method.method)
     needs_model = request.method.needs_running_model(method)
     verifies = request.verification.verify
-    tensor_split = request.workers.join(
+    placement = request.placement.join(
         ui, runs_model=verifies or (needs_model and request.collects_statistics)
     )
     model = find_model(
@@ -268,8 +269,8 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
     )
     if source.path.is_file() and (needs_model or verifies or request.size.overrides_recipe):
         rehearse_file(source.path, config, ui)
-    verify_request = request.verification.build_request(request.output.threads, tensor_split)
-    return QuantizeJob(request, method, verify_request, model, source, file_type.name, tensor_split)
+    verify_request = request.verification.build_request(request.output.threads, placement)
+    return QuantizeJob(request, method, verify_request, model, source, file_type.name, placement)
 
 
 def check(job: QuantizeJob) -> None:
@@ -318,7 +319,7 @@ def collect(job: QuantizeJob, config: "Config", ui: "UI") -> MeasuredInputs:
         job.method,
         job.source,
         request.output.threads,
-        job.tensor_split,
+        job.placement,
         config,
         ui,
         dry_run=not request.collects_statistics,
@@ -375,7 +376,7 @@ def write(
             return QuantizeResult(plan, target, mix_fields=mix_fields)
         write_model = (
             request.method.blockwise_writer(
-                job.method, job.source, output.threads, job.tensor_split, config
+                job.method, job.source, output.threads, job.placement, config
             )
             if request.method.sequential
             else write_with_progress

@@ -68,9 +68,11 @@ def test_the_help_of_chat_imports_no_heavy_module() -> None:
 def test_the_runtime_flags_are_the_fields_of_run_options() -> None:
     from dataclasses import fields
 
+    from llmcli.runtime.requests.placement_options import PLACEMENT_FIELDS
     from llmcli.runtime.requests.request import RunOptions
 
-    without_flag = {"profile", "scoring_outputs", "prefill_cells"}  # llmcli sets these fields
+    # llmcli sets these fields, and PlacementFlags those of the placement
+    without_flag = {"profile", "scoring_outputs", "prefill_cells", *PLACEMENT_FIELDS}
     assert {flag.name for flag in RUNTIME_FLAGS} == {
         field.name for field in fields(RunOptions)
     } - without_flag
