@@ -59,6 +59,8 @@ class DeviceMemory:
     output: int  # buffer for logits
     droppable: int | None  # mapped bytes that are not read after loading; the system can drop them
     available: int | None  # free bytes of the device, before the run
+    # whether weights on the host are in the mapped file and not locked: the system can drop them
+    is_mapped: bool = True
 
     @property
     def total(self) -> int | None:
@@ -82,9 +84,9 @@ class DeviceMemory:
     @property
     def required(self) -> int | None:
         """Return the bytes that must stay in memory. On the host, the weights in the mapped file
-        are not included, because the system can read them again.
+        are not included, because the system can read them again, unless they are locked.
         """
-        weights = 0 if self.device == HOST_DEVICE else self.weights
+        weights = 0 if self.device == HOST_DEVICE and self.is_mapped else self.weights
         return _sum_if_known((weights, self.repacked, self.kv, self.compute, self.output))
 
     @property
@@ -177,15 +179,20 @@ class Planner:
         header: ModelHeader,
         options: ContextOptions,
         draft_planner: "Planner | None" = None,
+        load_mode: str = "auto",
     ) -> None:
         """`unloaded_model`: the model opened without its weights. `draft_planner`: the planner of a
-        draft model, whose memory is added to each plan.
+        draft model, whose memory is added to each plan. `load_mode`: as in ModelPlacement.
         """
+        self._load_mode = load_mode
         self._dry_run, self._header, self.options = unloaded_model, header, options
         self._draft_planner = draft_planner
         self._cache_shape = kv_size.read_shape(header.metadata)
         tensor_buffers = unloaded_model.tensor_buffers()
-        self._mapped, self._droppable = _mapped_bytes(header, tensor_buffers)
+        self._mapped: int | None = None
+        self._droppable: int | None = 0
+        if "mmap" in load_mode or load_mode == "auto":
+            self._mapped, self._droppable = _mapped_bytes(header, tensor_buffers)
         # for each device, the bytes of its weights in the file by tensor type; empty if unknown
         self.bytes_by_type = _bytes_by_type(header, tensor_buffers)
         self._free = free_by_device()
@@ -312,7 +319,11 @@ class Planner:
                     self._free[HOST_DEVICE],
                 ),
             )
-        return device_memory(breakdown, output, self._free, self._mapped, self._droppable)
+        shares = device_memory(breakdown, output, self._free, self._mapped, self._droppable)
+        return tuple(
+            replace(share, is_mapped=ModelPlacement(load_mode=self._load_mode).maps_file)
+            for share in shares
+        )
 
     def _predict_cache(
         self, options: ContextOptions, n_ctx: int, nbytes: int
@@ -387,7 +398,7 @@ def open_memory_planner(
     Raises UserError if llama.cpp cannot load the file.
     """
     with dry_run(header.path, placement.for_header(header)) as unloaded_model:
-        yield Planner(unloaded_model, header, options, draft_planner)
+        yield Planner(unloaded_model, header, options, draft_planner, placement.load_mode)
 
 
 def largest_gpu_layers(
