@@ -414,6 +414,8 @@ def validate_options(options: RunOptions) -> None:
                 f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {limit}"
             )
     check_cache_types(options.cache_type_k, options.cache_type_v, options.flash_attn)
+    if options.split_mode == "tensor" and options.flash_attn == "off":
+        raise UserError("-sm tensor needs flash attention", hint="-fa on, or -sm layer")
     gemm.check_mode(options.gemm)
 
 

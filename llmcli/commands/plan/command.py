@@ -73,7 +73,7 @@ def plan(
 
     The plan lists the bytes of each buffer, and whether the run fits into memory.
     """
-    from llmcli.commands.plan import page, receipt
+    from llmcli.commands.plan import devices, page, receipt
     from llmcli.commands.plan.alternatives import (
         build_fields,
         find_alternatives,
@@ -81,6 +81,8 @@ def plan(
     )
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
+    from llmcli.planning.device_shares import share_devices
+    from llmcli.planning.machine import read_machine
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
 
@@ -122,6 +124,7 @@ def plan(
                 for context_options in (context, reading)
                 if context_options
             )
+            shares = share_devices(header, options, placement, context, read_machine())
             alternatives = find_alternatives(
                 header, context, placement, predicted, not subject.is_stand_in, draft
             )
@@ -134,6 +137,7 @@ def plan(
         extra_fields |= {
             "scored_bytes": scored_bytes,
             "outside_bytes": receipt.offload_bytes(predicted, parallel),
+            "placement": devices.build_document(placement, context, shares),
         }
         actual = (
             {"actual": {**build_document(measured), **dict.fromkeys(extra_fields)}}
@@ -147,6 +151,7 @@ def plan(
         ui.text(title + (f" · {subject.unloadable_reason}" if subject.unloadable_reason else ""))
         receipt.print_table(predicted, measured, ui)
         receipt.print_extra_bytes(predicted, parallel, reading_bytes, scored_bytes, ui)
+        devices.print_shares(placement, shares, ui)
         receipt.print_weight_types(alternatives.weight_bytes, ui)
         receipt.print_layers(predicted.cache, ui)
         print_alternatives(
@@ -259,21 +264,8 @@ def _resolve(
     resolve_options.validate_options(options)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
     resolved, placement = resolve_options.resolve_options(
-        header,
-        replace(options, ctx_size=None),
-        lambda text: None,
-        slots,
-        note=ui.note if options.ctx_size is None else lambda text: None,
+        header, options, ui.warn, slots, note=ui.note
     )
-    size = options.ctx_size or resolved.ctx_size
-    assert size
-    resolve_options.check_positions(header, size)
-    if header.context_length and size > header.context_length * slots:
-        ui.warn(
-            f"a context of {size} is longer than the {header.context_length} tokens this model "
-            "was trained on"
-        )
-    resolved = replace(resolved, ctx_size=size)
     if unified or slots == 1:
         resolved = resolve_options.resolve_flash_attention(
             header, resolved, placement, config, slots, slots

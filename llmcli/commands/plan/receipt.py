@@ -226,7 +226,7 @@ def print_layers(cache: "KVCache | None", ui: "UI") -> None:
     ui.text()
     columns = ("KV of layers", "cells", "K bytes each", "V bytes each", "total")
     rows = [
-        (_format_ranges(layers), f"{cells:,}", f"{k:,}", f"{v:,}", f"{(k + v) * len(layers):,}")
+        (format_ranges(layers), f"{cells:,}", f"{k:,}", f"{v:,}", f"{(k + v) * len(layers):,}")
         for (cells, k, v), layers in layers_by_size.items()
     ]
     ui.table(columns, rows, right=columns[1:])
@@ -236,7 +236,7 @@ def _layer_sizes(layer: "LayerKV") -> tuple[int, int, int]:
     return layer.cells, layer.k_bytes, layer.v_bytes
 
 
-def _format_ranges(numbers: list[int]) -> str:
+def format_ranges(numbers: list[int]) -> str:
     """Format numbers as ranges: [0, 1, 2, 5] -> "0-2, 5"."""
     runs: list[list[int]] = []
     for number in numbers:

@@ -70,6 +70,28 @@ SHAPE = {
     "reading_bytes": object,
     "scored_bytes": object,
     "gpu_layers": {"most": int, "layers": int},
+    "placement": {
+        "gpu_layers": int,
+        "cpu_moe_layers": int,
+        "split_mode": str,
+        "main_gpu": int,
+        "tensor_split": [float],
+        "tensor_overrides": [{"pattern": str, "buffer": str}],
+        "kv_offload": bool,
+        "load_mode": str,
+        "devices": [
+            {
+                "device": str,
+                "layers": [int],
+                "has_output": bool,
+                "layer_bytes": int,
+                "expert_bytes": int,
+                "override_bytes": int,
+                "kv_bytes": int,
+                "compute_bytes": int,
+            }
+        ],
+    },
     "quants": [QUANT],
 }
 
