@@ -182,8 +182,6 @@ FUNCTIONS: Mapping[str, int] = {
     "llama_sampler_init_top_p": 2,
     "llama_sampler_init_typical": 2,
     "llama_sampler_init_xtc": 4,
-    "llama_sampler_reset": 1,
-    "llama_sampler_reset": 1,
     "llama_sampler_sample": 3,
     "llama_set_abort_callback": 3,
     "llama_set_embeddings": 2,
