@@ -18,11 +18,12 @@ from llmcli.model_loader.rehearsal.rehearse import rehearse_file, rehearse_model
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.model_loader.template_option import read_template_option
 from llmcli.planning import resolve_options, tuned_profile
-from llmcli.planning.admission import check_memory
+from llmcli.planning.admission import check_memory, explain_failed_load
 from llmcli.planning.run_plan import RunPlan
 from llmcli.planning.state_budget import state_budget
 from llmcli.runtime import reproducible
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.compute_thread import open_on_compute_thread
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
@@ -153,11 +154,14 @@ class ModelSwitcher:
             drafting=plan.drafting,
             needs_text=self.must_generate,
         )
-        runner = (
-            open_on_compute_thread(partial(stack.enter_context, opening))
-            if self.on_other_thread
-            else stack.enter_context(opening)
-        )
+        try:
+            runner = (
+                open_on_compute_thread(partial(stack.enter_context, opening))
+                if self.on_other_thread
+                else stack.enter_context(opening)
+            )
+        except AllocationError as error:
+            raise explain_failed_load(plan, error) from None
         runner.engine.schedule = replace(
             runner.engine.schedule,
             host_bytes=state_budget(header),

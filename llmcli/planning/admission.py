@@ -8,8 +8,10 @@ larger than the memory. The system then reads them again and again, which only m
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
+from llmcli.errors import UserError
 from llmcli.hardware import host, memory_limits
 from llmcli.planning import upper_bound
 from llmcli.planning.machine import read_machine
@@ -17,6 +19,9 @@ from llmcli.planning.resolve_options import plan_placement
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
+from llmcli.runtime.binding.model import AllocationError
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
 
 # assumed bytes of the process besides the model: interpreter, vocabulary, graphs, prompts, answers
@@ -51,12 +56,15 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         fits = free is None or free >= 0
         if fits and (not disk_warning or (plan.is_ctx_requested and fit_mode != "on")):
             return _with_note(plan, disk_warning, note)
-        moved = _move_layers(plan) if dry_run.exceeds_device(plan) else None
-        nearest = moved or dry_run.find_nearest(plan)
+        moved = other = None
+        if dry_run.exceeds_device(plan):
+            moved = _move_layers(plan, plan.options)
+            other = moved or _move_layers(plan, _without_typed_shares(plan.options))
+        nearest = other or dry_run.find_nearest(plan)
         may_use = nearest and (
             fit_mode == "on"
             or (moved is not None and plan.options.gpu_layers == "auto")
-            or (moved is None and not plan.is_ctx_requested and plan.only_shortens_to(nearest))
+            or (other is None and not plan.is_ctx_requested and plan.only_shortens_to(nearest))
         )
         # a change to a plan that is also slow gains nothing
         if nearest and may_use and not (fits and dry_run.disk_warning(nearest)):
@@ -73,13 +81,46 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         raise dry_run.build_error(plan, nearest)
 
 
-def _move_layers(plan: RunPlan) -> RunPlan | None:
+def explain_failed_load(plan: RunPlan, error: AllocationError) -> UserError:
+    """Return the error for an accepted plan that could not be loaded, because memory or a device is
+    gone since it was checked. Its hint has the nearest settings that fit now.
+    """
+    # imported only when needed, because the import is slow
+    from llmcli.planning import memory_plan, nearest_fit
+
+    nearest = None
+    with suppress(UserError):
+        if plan.placement.uses_gpu:
+            nearest = _move_layers(plan, _without_typed_shares(plan.options))
+        if nearest is None:
+            with nearest_fit.open_nearest_fit(plan) as dry_run:
+                nearest = dry_run.find_nearest(plan)
+    if nearest is None or nearest == plan:
+        return error
+    free = ", ".join(
+        f"{format_size(nbytes)} on {name}"
+        for name, nbytes in memory_plan.free_by_device().items()
+        if nbytes is not None
+    )
+    return UserError(
+        f"{error}; it fitted when it was planned, but now {free} are free",
+        hint=f"{plan.describe_flags(nearest)} would fit; llmcli plan {plan.name} shows more",
+    )
+
+
+def _without_typed_shares(options: RunOptions) -> RunOptions:
+    """Return the options with llmcli's choice of the layers and experts on each device."""
+    return replace(options, cpu_moe="auto", tensor_split=())
+
+
+def _move_layers(plan: RunPlan, options: RunOptions) -> RunPlan | None:
     """Return the plan with fewer layers on GPUs and workers, so that it fits by a dry run. Return
-    None if no number of layers fits, or if the plan has none there.
+    None if no number of layers fits, or if the plan has none there. `options`: those of the plan,
+    perhaps without typed values.
     """
     from llmcli.planning import nearest_fit  # imported only when needed, because the import is slow
 
-    options = replace(plan.options, gpu_layers="auto", cpu_moe="auto", tensor_split=())
+    options = replace(options, gpu_layers="auto")
     machine = read_machine()
     for share in DEVICE_SHARES:
         smaller = replace(

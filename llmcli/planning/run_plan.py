@@ -88,6 +88,8 @@ class RunPlan:
             if changed.cpu_moe_layers:
                 count = changed.cpu_moe_layers
                 words.append(f"--n-cpu-moe {count if count >= 0 else 'all'}")
+            if changed.tensor_split and changed.tensor_split != self.placement.tensor_split:
+                words.append(f"-ts {','.join(f'{share:g}' for share in changed.tensor_split)}")
         if other.options.ctx_size != self.options.ctx_size or not words:
             words.append(f"-c {other.options.ctx_size}")
         if kinds != (self.options.cache_type_k, self.options.cache_type_v):

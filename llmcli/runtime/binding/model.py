@@ -32,6 +32,10 @@ POSITION_ARCHITECTURES = frozenset((b"bert", b"gpt2", b"mpt", b"starcoder"))
 MAX_KEPT_PARTS = 2048  # parts of about SLICE_BYTES, about 40 MB with their ids
 
 
+class AllocationError(UserError):
+    """llama.cpp could not allocate the memory of a model or a context."""
+
+
 class Model:
     """A loaded model. Made by `open_model`, and unusable after its `with` block."""
 
@@ -282,7 +286,8 @@ def open_model(
         raise KeyboardInterrupt
     if not pointer:
         reason = last_log_lines() or "no reason given"
-        raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
+        kind = AllocationError if is_allocation_failure(reason) else UserError
+        raise kind(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
     if rpc.joined_workers():
         # after loading, because the connections that hold the weights are opened while the model is
         # loaded
@@ -291,6 +296,11 @@ def open_model(
         yield Model(pointer, path, vocab_only)
     finally:
         library.llama_model_free(pointer)
+
+
+def is_allocation_failure(reason: str) -> bool:
+    """Return whether error lines of llama.cpp say that memory could not be allocated."""
+    return "memory" in reason or "alloc" in reason
 
 
 def _hint(reason: str, path: Path) -> str:
@@ -303,7 +313,7 @@ def _hint(reason: str, path: Path) -> str:
         return "this architecture cannot be split within layers: -sm layer"
     if "does not support split buffers" in reason:
         return "this device cannot share matrices with others: -sm layer"
-    if "memory" in reason or "alloc" in reason:
+    if is_allocation_failure(reason):
         return "the model does not fit into memory; try a smaller quantization"
     return f"run llmcli show '{path}' to check the file; pull or convert it again if it is damaged"
 

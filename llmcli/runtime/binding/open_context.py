@@ -12,7 +12,7 @@ from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
 from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
-from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.model import AllocationError, Model, is_allocation_failure
 from llmcli.runtime.binding.rows.batch import StopFlag, abort_callback, reserved_outputs
 from llmcli.runtime.binding.shift_support import can_shift
 from llmcli.runtime.interrupt import on_interrupt
@@ -70,7 +70,8 @@ def open_context(
         raise KeyboardInterrupt
     if not pointer:
         reason = last_log_lines() or "not enough memory?"
-        raise UserError(
+        kind = AllocationError if is_allocation_failure(reason) else UserError
+        raise kind(
             f"llama.cpp refuses this context: {reason}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
