@@ -119,6 +119,7 @@ DOORS = {
     "pydantic": ("llmcli/api/",),
     "pydantic_core": ("llmcli/api/",),
     "prompt_toolkit": ("llmcli/chat/terminal/repl.py",),
+    "pynvml": ("llmcli/hardware/gpu_usage.py",),
     "ray": (
         "llmcli/hardware/ray_cluster.py",
         "llmcli/serve/processes/ray_replicas.py",

@@ -230,6 +230,7 @@ def _summary(results: Sequence[SpeedResult], charts: Sequence[Chart]) -> list[st
         if len(best) > MAX_SUMMARY_TESTS
         else []
     )
+    sentences += llama_bench_output.usage_lines(results)
     sentences += [noise] if (noise := llama_bench_output.noise_warning(results)) else []
     sentences += [result.description for result in charts if result.title == "Roofline"]
     reading_pace = results[0].subject.reading_pace

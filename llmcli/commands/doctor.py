@@ -2,6 +2,7 @@
 this machine.
 """
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -157,6 +158,7 @@ def build_document(
             }
             for entry in result.devices
         ],
+        "gpus": [asdict(gpu) for gpu in result.gpus],
         "memory": {
             "total_bytes": result.total_memory,
             "available_bytes": result.available_memory,
@@ -207,6 +209,7 @@ def _print_checkup(
     connections: "list[ConnectivityCheck] | None",
     ui: "UI",
 ) -> None:
+    from llmcli.hardware.gpu_usage import format_usage
     from llmcli.units import format_count, format_size
 
     ui.table(
@@ -223,6 +226,8 @@ def _print_checkup(
             else f" · {format_size(entry.free_bytes)} of {format_size(entry.total_bytes)} free"
         )
         ui.text(f"device {entry.name}: {entry.description}{free_text}")
+    for gpu in result.gpus:
+        ui.text(format_usage(gpu))
     memory = (
         f"{_format_size(result.available_memory)} of {_format_size(result.total_memory)} available"
     )

@@ -20,6 +20,7 @@ from llmcli.errors import UserError
 from llmcli.hardware import build_parts, cpu_features, host, memory_limits
 from llmcli.hardware.build_parts import BuildPart
 from llmcli.hardware.cpu_features import CpuFeature
+from llmcli.hardware.gpu_usage import GpuUsage, read_gpus
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import Device
 
@@ -63,6 +64,7 @@ class Diagnostics:
     load_average: float | None  # mean number of programs that ran in the last minute
     folders: tuple[FolderSize, ...]
     parts: tuple[BuildPart, ...] = ()  # what may be missing; empty if llama.cpp does not load
+    gpus: tuple[GpuUsage, ...] = ()  # how busy NVIDIA GPUs are; empty without NVML
 
     @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
@@ -131,6 +133,7 @@ def run_diagnostics(config: Config) -> Diagnostics:
         load,
         measure_folders(config),
         parts,
+        read_gpus(),
     )
 
 

@@ -49,6 +49,7 @@ def test_the_json_has_all_sections(llmcli: Llmcli, home: Path) -> None:
         "backends",
         "parts",
         "devices",
+        "gpus",
         "memory",
         "folders",
         "network",

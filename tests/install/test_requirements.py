@@ -19,6 +19,7 @@ PACKAGES = {
     "huggingface_hub": "huggingface-hub",
     "llama_cpp": "llama-cpp-python",
     "prompt_toolkit": "prompt-toolkit",
+    "pynvml": "nvidia-ml-py",
     "pydantic_core": "pydantic",  # pydantic pins it exactly
     "yaml": "pyyaml",
     "grpc": "grpcio",

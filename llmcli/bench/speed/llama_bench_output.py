@@ -3,12 +3,14 @@ fields in llama-bench's order, followed by fields that only llmcli has.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from llmcli.bench.result_rows import format_csv, format_json, format_json_lines
 from llmcli.bench.speed.measure import SamplingCost, SpeedResult, average, standard_deviation
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.hardware import host
+from llmcli.hardware.gpu_usage import format_usage, merge_samples
 from llmcli.runtime.binding import devices, library
 from llmcli.runtime.binding.cache_types import FLASH_MODES
 from llmcli.runtime.binding.kernels import gemm
@@ -33,7 +35,7 @@ COLUMN_TITLES = {
 # because other programs probably disturbed the measurement.
 NOISY_SPREAD = 0.1
 # fields that contain lists or objects, which CSV cannot contain
-NON_CSV_FIELDS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")
+NON_CSV_FIELDS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading", "gpus")
 FLASH_NAMES = {value: word for word, value in FLASH_MODES.items()}
 
 
@@ -84,6 +86,7 @@ def build_row(result: SpeedResult) -> dict[str, Any]:
         "reading": subject.reading_pace.build_document(result.each_ts)
         if subject.reading_pace and _only_generates(test)
         else None,
+        "gpus": [asdict(gpu) for gpu in result.gpus] or None,
         "id": result.id,
     }
 
@@ -118,6 +121,11 @@ def backend_names() -> str:
     ]
     names += ["BF16"] if gemm.is_available() else []
     return ",".join(dict.fromkeys(names)) or "CPU"
+
+
+def usage_lines(results: Sequence[SpeedResult]) -> list[str]:
+    """Return a line about each NVIDIA GPU, with means over the tests; empty without NVML."""
+    return [format_usage(gpu) for gpu in merge_samples([result.gpus for result in results])]
 
 
 def format_results(results: Sequence[SpeedResult], output_format: str) -> str:

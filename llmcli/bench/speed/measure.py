@@ -8,13 +8,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from llmcli.bench.speed.depth_states import DepthStates
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import RandomPasses, run_passes
+from llmcli.hardware.gpu_usage import GpuUsage, UsageSampler
 from llmcli.reading_speed import ReadingPace, measure_pace
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
@@ -61,6 +62,7 @@ class SpeedResult:
     in all repetitions. `sampling_cost`: None if sampling was not measured. `bandwidth`: the
     machine's memory bandwidth in bytes per second, `bandwidth_share`: the fraction of it that the
     test used; None: unknown. `id`: the number of the result in the history; None: not saved.
+    `gpus`: the use of NVIDIA GPUs during the repetitions; empty without NVML.
     """
 
     subject: ModelUnderTest
@@ -72,6 +74,7 @@ class SpeedResult:
     bandwidth: float | None = None
     bandwidth_share: float | None = None
     id: int | None = None
+    gpus: tuple[GpuUsage, ...] = ()
 
     @property
     def samples_ts(self) -> list[float]:
@@ -240,10 +243,11 @@ def measure_test(
     with open_trial(model, test, depths) as trial:
         if warmup:
             trial.warm_up()
-        for number in range(repetitions):
-            on_repetition(number)
-            samples.append(trial.measure_once())
-    return build_result(subject, test, began, samples)
+        with UsageSampler() as usage:
+            for number in range(repetitions):
+                on_repetition(number)
+                samples.append(trial.measure_once())
+    return replace(build_result(subject, test, began, samples), gpus=usage.gpus)
 
 
 def build_result(

@@ -303,6 +303,9 @@ def _print_results(
         ui.text()
         table = sweep.build_table(results, sweep_names)
         ui.table(table.columns, table.rows, right=table.right_columns)
+    if output_format == "md":
+        for line in llama_bench_output.usage_lines(results):
+            ui.text(line)
     if warning := llama_bench_output.noise_warning(results):
         ui.warn(warning)
 

@@ -11,9 +11,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from llmcli.hardware.gpu_usage import GpuUsage
 from llmcli.runtime.engine.schedule import EngineLoad
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import KVReport
@@ -75,6 +76,19 @@ HISTOGRAMS = {
 }
 
 
+GPU_GAUGES: tuple[tuple[str, str, Callable[[GpuUsage], float | None]], ...] = (
+    ("gpu_busy_ratio", "Share of the time in which a GPU computes, 0 to 1.", lambda gpu: gpu.busy),
+    (
+        "gpu_memory_busy_ratio",
+        "Share of the time in which a GPU's memory is read or written.",
+        lambda gpu: gpu.memory_busy,
+    ),
+    ("gpu_memory_used_bytes", "Used memory of a GPU.", lambda gpu: gpu.used_bytes),
+    ("gpu_memory_bytes", "Memory of a GPU.", lambda gpu: gpu.total_bytes),
+    ("gpu_power_watts", "Power of a GPU.", lambda gpu: gpu.watts),
+)
+
+
 class Histogram:
     """Counts values by bucket. `upper_bounds`: the largest value of each bucket."""
 
@@ -102,13 +116,15 @@ class LiveGauges:
     """Values that are read from the engine when the metrics are requested.
 
     `saved_cells`: how many more cells of the KV cache would be used if sequences did not share
-    prefixes. `resident_bytes`: the resident memory of this process; None if unknown.
+    prefixes. `resident_bytes`: the resident memory of this process; None if unknown. `gpus`: the use
+    of NVIDIA GPUs by all programs; empty without NVML.
     """
 
     load: EngineLoad
     kv: KVReport
     saved_cells: int
     resident_bytes: int | None
+    gpus: tuple[GpuUsage, ...] = ()
 
 
 class ServerMetrics:
@@ -239,6 +255,12 @@ class ServerMetrics:
             yield "# HELP process_resident_memory_bytes Resident memory."
             yield "# TYPE process_resident_memory_bytes gauge"
             yield f"process_resident_memory_bytes {gauges.resident_bytes}"
+        for name, description, read in GPU_GAUGES:
+            values = [(gpu, value) for gpu in gauges.gpus if (value := read(gpu)) is not None]
+            yield from _head(name, "gauge", description) if values else ()
+            for gpu, value in values:
+                labels = f'{{gpu="{gpu.index}",name="{_escape_label(gpu.name)}"}}'
+                yield f"llmcli_{name}{labels} {value:.9g}"
         yield from _head("model_info", "gauge", "The served model.")
         yield f'llmcli_model_info{{model="{_escape_label(model)}"}} 1'
 

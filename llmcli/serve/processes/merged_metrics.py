@@ -13,7 +13,15 @@ from typing import Any
 # the largest, for MEAN_METRICS the mean, for FIRST_REPLICA_METRICS the value of the first replica.
 MINIMUM_METRICS = ("llmcli_last_token_age_seconds",)
 FIRST_REPLICA_METRICS = ("llmcli_model_info",)
-MAXIMUM_METRICS = ("llamacpp:n_tokens_max",)
+MAXIMUM_METRICS = (
+    "llamacpp:n_tokens_max",
+    # replicas on one machine report the same GPUs
+    "llmcli_gpu_busy_ratio",
+    "llmcli_gpu_memory_busy_ratio",
+    "llmcli_gpu_memory_used_bytes",
+    "llmcli_gpu_memory_bytes",
+    "llmcli_gpu_power_watts",
+)
 MEAN_METRICS = (
     "llamacpp:prompt_tokens_seconds",
     "llamacpp:predicted_tokens_seconds",

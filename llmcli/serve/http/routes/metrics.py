@@ -1,8 +1,12 @@
 """`/metrics`: the metrics of the server as Prometheus text."""
 
+import asyncio
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcli.hardware.gpu_usage import read_gpus
 from llmcli.hardware.host import resident_memory
 from llmcli.runtime.runner import Runner
 from llmcli.serve.engine_thread.metrics import CONTENT_TYPE, LiveGauges
@@ -13,6 +17,7 @@ async def show_metrics(service: Service, request: Request) -> Response:
     """Respond with the metrics. The values of the engine are read between two steps."""
     bridge = service.bridge
     gauges = await bridge.run_on_engine_thread(lambda: _read_gauges(bridge.runner))
+    gauges = replace(gauges, gpus=await asyncio.to_thread(read_gpus))
     text = bridge.metrics.render(service.settings.model_name, gauges)
     response = Response(text, media_type=CONTENT_TYPE)
     # In llama-server's capitals, which Starlette's `headers` would lose: some of its clients look
