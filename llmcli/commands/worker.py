@@ -49,7 +49,12 @@ def worker(
     from llmcli.hardware import rpc_workers
     from llmcli.hardware.host import available_memory, core_count
     from llmcli.runtime.binding import devices
-    from llmcli.runtime.binding.rpc import devices_to_offer, enable_keepalive, serve_devices
+    from llmcli.runtime.binding.rpc import (
+        devices_to_offer,
+        enable_keepalive,
+        require_backend,
+        serve_devices,
+    )
     from llmcli.units import format_size
 
     if not rpc:
@@ -61,6 +66,7 @@ def worker(
             "or add --allow-remote in a trusted network",
         )
     folder = _cache_folder(cache) if cache else None
+    require_backend()
     _require_free_port(host, port)
     names = devices_to_offer()
     out = sys.stdout

@@ -178,7 +178,8 @@ def show_refusal(command: list[str], environment: dict[str, str], folder: Path) 
     lines = done.stderr.splitlines()
     print("".join(f"  {line}\n" for line in lines[-SHOWN_LINES:]), end="", flush=True)
     starts = [line.partition(":")[0] for line in lines[-2:]]
-    if done.returncode != 1 or starts != ["error", "hint"]:
+    is_traceback = "Traceback" in done.stderr
+    if done.returncode != 1 or starts != ["error", "hint"] or is_traceback:
         raise Failure(f"status {done.returncode} instead of an error with a hint")
     return done.stderr
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from llmcli.hardware import rpc_workers
+from llmcli.runtime.binding import rpc as binding_rpc
 from quant.calibration import imatrix, moments
 from tests.fixtures.cli import Done
 
@@ -367,3 +368,14 @@ def test_a_worker_on_a_port_in_use_is_an_error(llmcli: Llmcli) -> None:
         done = llmcli("worker", "--rpc", "--port", str(listener.getsockname()[1]))
     assert done.code == 1
     assert "cannot listen on" in done.err
+
+
+def test_a_build_without_rpc_is_refused_before_anything_starts(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding_rpc, "_registry", lambda: None)
+    done = llmcli("worker", "--rpc", "--port", "1")
+    assert (done.code, done.out) == (1, "")
+    error, hint = done.err.splitlines()
+    assert error == "error: this build of llama.cpp has no RPC backend"
+    assert hint.startswith("hint: build llama.cpp with it: ")
