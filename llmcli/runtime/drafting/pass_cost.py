@@ -7,7 +7,8 @@ rows.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,9 @@ from llmcli.runtime.sampling.chain import RowLogits
 PASS_ROWS = (4, 8, 12, 16)  # numbers of rows of a pass with drafts
 MAX_PASS_ROWS = PASS_ROWS[-1]
 MIN_SINGLE_PASSES = 4  # minimum number of passes of one row in the measurement
-MEASURE_SECONDS = 0.25  # maximum seconds of the measurement, if the model is small enough
+# Maximum seconds of the measurement: MEASURE_SECONDS, or for a large model the time of this many
+# passes of one row, which is enough for 4, 16 and 8 rows, but at most MAX_MEASURE_SECONDS.
+MEASURE_SECONDS, MEASURE_PASSES, MAX_MEASURE_SECONDS = 0.25, 24, 2.0
 SPEED_WEIGHT = 0.1  # weight of a new pass in the moving average of the speed
 # weight of a new pass of several rows in the moving average of its ratio to one row
 RATIO_WEIGHT = 0.05
@@ -145,9 +148,10 @@ def measure_pass_cost(context: MeasurableContext, max_rows: int = MAX_PASS_ROWS)
     """Measure passes of one row and of several rows over the same tokens. The context must be
     empty, and is empty again afterwards.
 
-    A large model gets only few passes: four of one row and one of four rows. The cost of more rows
-    is then extrapolated. If there is more time, each number of rows is measured twice. The fastest
-    pass counts, because other programs can only slow passes down.
+    A large model gets only few passes: four of one row, one of four rows, and if there is time one
+    of the most rows, because the costs in between do not lie on the line through one row and four.
+    The others are interpolated or extrapolated. If there is more time, each number of rows is
+    measured twice. The fastest pass counts, because other programs can only slow passes down.
     """
     tokens = np.random.default_rng(0).integers(0, context.n_vocab, max_rows).tolist()
     _pass(context, tokens[:1], 0)  # the first pass reads the weights from disk
@@ -162,23 +166,33 @@ def measure_pass_cost(context: MeasurableContext, max_rows: int = MAX_PASS_ROWS)
         if position + 1 >= MIN_SINGLE_PASSES and is_late:
             break
     context.trim(0, 0)
-    times_by_rows, exact_rows, all_exact = {1: min(times)}, 0, True
+    budget = max(MEASURE_SECONDS, min(MEASURE_PASSES * min(times), MAX_MEASURE_SECONDS))
+    widths = [width for width in PASS_ROWS if width <= max_rows]
+    order = [*widths[:1], *widths[:0:-1][:1], *widths[1:-1]]  # 4, 16, 8, 12
+    times_by_rows = {1: min(times)}
+    exact_widths: set[int] = set()
     for is_repeat in (False, True):
-        for width in (width for width in PASS_ROWS if width <= max_rows):
-            out_of_time = (
-                time.perf_counter() - start_time + PassCost(times_by_rows)(width) > MEASURE_SECONDS
-            )
+        for width in order:
+            elapsed = time.perf_counter() - start_time
+            out_of_time = elapsed + PassCost(times_by_rows)(width) > budget
             if out_of_time and (is_repeat or width > PASS_ROWS[0]):
-                return PassCost(times_by_rows, exact_rows)
+                return PassCost(times_by_rows, _count_exact_rows(exact_widths))
             seconds, rows = _pass(context, tokens[:width], 0)
             context.trim(0, 0)
             # at most the time of as many passes of one row
             slowest = times_by_rows.get(width, width * times_by_rows[1])
             times_by_rows[width] = min(seconds, slowest)
-            if not is_repeat:
-                all_exact = all_exact and _are_equal(rows, single_rows)
-                exact_rows = width if all_exact else exact_rows
-    return PassCost(times_by_rows, exact_rows)
+            if not is_repeat and _are_equal(rows, single_rows):
+                exact_widths.add(width)
+    return PassCost(times_by_rows, _count_exact_rows(exact_widths))
+
+
+def _count_exact_rows(exact_widths: Collection[int]) -> int:
+    """Return the largest number of rows up to which every number in PASS_ROWS was measured and had
+    logits equal to those of single rows; 0 if not even the smallest had.
+    """
+    exact = takewhile(lambda width: width in exact_widths, PASS_ROWS)
+    return max(exact, default=0)
 
 
 def _pass(

@@ -337,7 +337,8 @@ def test_the_measurement_empties_the_context_and_finds_the_exact_rows(
 
 
 def test_a_slow_model_is_measured_with_as_few_passes_as_possible(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.MEASURE_SECONDS", 0.0)
+    for name in ("MEASURE_SECONDS", "MEASURE_PASSES"):
+        monkeypatch.setattr(f"llmcli.runtime.drafting.pass_cost.{name}", 0.0)
     context = RowDependentContext(n_ctx=256)
     assert set(measure_pass_cost(context).ratios) == {1, 4}
     assert context.batches == [1, 1, 1, 1, 1, 4]
@@ -357,8 +358,41 @@ def test_a_fast_model_is_measured_with_every_number_of_rows(monkeypatch: pytest.
     context = SlowContext(n_ctx=256)
     monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.time.perf_counter", lambda: context.now)
     assert measure_pass_cost(context).ratios == pytest.approx(FAST_MACHINE)
-    assert context.batches[-8:] == [4, 8, 12, 16] * 2
+    assert context.batches[-8:] == [4, 16, 8, 12] * 2
     assert context.now < MEASURE_SECONDS
+
+
+# T(m) / T(1) of Qwen2.5-Coder 1.5B Q4_K_M on one core: 16 rows cost hardly more than 8.
+COSTS_OF_1B = {1: 1.0, 4: 3.42, 8: 8.1, 12: 10.5, 16: 9.26}
+
+
+class LargeModelContext(RowDependentContext):
+    """A context whose passes take COSTS_OF_1B times `single_seconds` of a fake clock."""
+
+    now, single_seconds = 0.0, 0.057
+
+    def decode(self, rows):
+        self.now += self.single_seconds * COSTS_OF_1B[len(rows)]
+        return super().decode(rows)
+
+
+@pytest.mark.parametrize(
+    ("single_seconds", "measured"),
+    [(0.003, {1, 4, 8, 12, 16}), (0.057, {1, 4, 8, 16}), (0.095, {1, 4, 16}), (0.5, {1, 4})],
+)
+def test_the_time_of_the_measurement_grows_with_the_model(
+    single_seconds: float, measured: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = LargeModelContext(n_ctx=256)
+    context.single_seconds = single_seconds
+    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.time.perf_counter", lambda: context.now)
+    cost = measure_pass_cost(context)
+    assert set(cost.ratios) == measured
+    assert cost.exact_rows == (16 if len(measured) == 5 else 8 if 8 in measured else 4)
+    assert context.now < max(MEASURE_SECONDS, 2.0) + 12 * single_seconds
+    if 16 in measured:  # extrapolated from four rows it would be 13
+        assert cost.ratio(16) == pytest.approx(COSTS_OF_1B[16], rel=0.01)
+        assert 16 / cost.ratio(16) > 1.7 > 4 / cost.ratio(4)
 
 
 def test_the_settings_decide_how_many_rows_of_logits_are_reserved():
