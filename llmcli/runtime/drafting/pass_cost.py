@@ -6,6 +6,7 @@ four are measured. The measurement also shows whether the logits of a row depend
 rows.
 """
 
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -21,7 +22,7 @@ MAX_PASS_ROWS = PASS_ROWS[-1]
 MIN_SINGLE_PASSES = 4  # minimum number of passes of one row in the measurement
 # Maximum seconds of the measurement: MEASURE_SECONDS, or for a large model the time of this many
 # passes of one row, which is enough for 4, 16 and 8 rows, but at most MAX_MEASURE_SECONDS.
-MEASURE_SECONDS, MEASURE_PASSES, MAX_MEASURE_SECONDS = 0.25, 24, 2.0
+MEASURE_SECONDS, MEASURE_PASSES, MAX_MEASURE_SECONDS = 0.25, 28, 2.0
 SPEED_WEIGHT = 0.1  # weight of a new pass in the moving average of the speed
 # weight of a new pass of several rows in the moving average of its ratio to one row
 RATIO_WEIGHT = 0.05
@@ -148,10 +149,11 @@ def measure_pass_cost(context: MeasurableContext, max_rows: int = MAX_PASS_ROWS)
     """Measure passes of one row and of several rows over the same tokens. The context must be
     empty, and is empty again afterwards.
 
-    A large model gets only few passes: four of one row, one of four rows, and if there is time one
-    of the most rows, because the costs in between do not lie on the line through one row and four.
-    The others are interpolated or extrapolated. If there is more time, each number of rows is
-    measured twice. The fastest pass counts, because other programs can only slow passes down.
+    A large model gets only few passes: four of one row, one of four rows, and if there is time
+    another of four rows, on which the decision to draft depends, and one of the most rows, because
+    the costs do not lie on the line through one row and four. The others are interpolated or
+    extrapolated. If there is more time, each number of rows is measured again. The fastest pass
+    counts, because other programs can only slow passes down.
     """
     tokens = np.random.default_rng(0).integers(0, context.n_vocab, max_rows).tolist()
     _pass(context, tokens[:1], 0)  # the first pass reads the weights from disk
@@ -168,22 +170,26 @@ def measure_pass_cost(context: MeasurableContext, max_rows: int = MAX_PASS_ROWS)
     context.trim(0, 0)
     budget = max(MEASURE_SECONDS, min(MEASURE_PASSES * min(times), MAX_MEASURE_SECONDS))
     widths = [width for width in PASS_ROWS if width <= max_rows]
-    order = [*widths[:1], *widths[:0:-1][:1], *widths[1:-1]]  # 4, 16, 8, 12
+    order = [*widths[:1] * 2, *widths[:0:-1][:1], *widths[1:-1]]  # 4, 4, 16, 8, 12
     times_by_rows = {1: min(times)}
     exact_widths: set[int] = set()
-    for is_repeat in (False, True):
-        for width in order:
+    for widths_of_round in (order, widths):
+        for width in widths_of_round:
             elapsed = time.perf_counter() - start_time
             out_of_time = elapsed + PassCost(times_by_rows)(width) > budget
-            if out_of_time and (is_repeat or width > PASS_ROWS[0]):
+            # A pass that saved nothing may have been slowed down, so it is repeated in any case.
+            is_needed = width == PASS_ROWS[0] and (
+                times_by_rows.get(width, math.inf) >= width * times_by_rows[1]
+            )
+            if out_of_time and not is_needed:
                 return PassCost(times_by_rows, _count_exact_rows(exact_widths))
             seconds, rows = _pass(context, tokens[:width], 0)
             context.trim(0, 0)
             # at most the time of as many passes of one row
             slowest = times_by_rows.get(width, width * times_by_rows[1])
-            times_by_rows[width] = min(seconds, slowest)
-            if not is_repeat and _are_equal(rows, single_rows):
+            if width not in times_by_rows and _are_equal(rows, single_rows):
                 exact_widths.add(width)
+            times_by_rows[width] = min(seconds, slowest)
     return PassCost(times_by_rows, _count_exact_rows(exact_widths))
 
 
