@@ -7,7 +7,7 @@ Nothing fails without our C code: numpy and ggml do the same work more slowly.
 from dataclasses import dataclass
 
 from llmcli.runtime.binding import amx, devices, rpc
-from llmcli.runtime.binding.kernels import gemm, row_scan
+from llmcli.runtime.binding.kernels import gemm, row_draws, row_scan
 from quant import installation
 from quant.native import ggml, kernels
 
@@ -45,6 +45,13 @@ def list_parts() -> tuple[BuildPart, ...]:
             "scans of logits",
             missing or ("" if row_scan.load_row_scan() else TOO_OLD),
             "ggml and numpy: a token takes some tens of microseconds longer",
+            advice,
+        ),
+        BuildPart(
+            "draws from many rows",
+            missing or ("" if row_draws.load_row_draws() else TOO_OLD),
+            "llama.cpp's samplers, one answer after the other: many answers at once, and penalties, "
+            "take longer",
             advice,
         ),
         _gemm_part(),

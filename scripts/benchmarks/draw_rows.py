@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.bench.function_timers import FunctionTimers
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.rows.batch import BatchRows
@@ -41,7 +40,6 @@ from tests.fixtures.fakes import FakeContext, FakeVocabulary
 
 PROMPT_TOKENS = 20
 DISTINCT_ROWS = 8
-DECODE = "llama_decode"
 
 
 @dataclass(frozen=True)
@@ -219,36 +217,44 @@ def profile(name: str, args: argparse.Namespace, source: np.ndarray) -> None:
     pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
+class DecodeTimes:
+    """Adds up the seconds inside llama_decode: `wall`, and `cpu` of the calling thread."""
+
+    def __init__(self) -> None:
+        self._decode = lib().llama_decode
+        self.wall = self.cpu = 0.0
+
+    def __call__(self, *args: Any) -> int:
+        start, cpu_start = time.perf_counter(), time.thread_time()
+        code: int = self._decode(*args)
+        self.wall += time.perf_counter() - start
+        self.cpu += time.thread_time() - cpu_start
+        return code
+
+
 def measure_model(names: Sequence[str], args: argparse.Namespace) -> None:
     """Measure the cases in a real model, row by row and together in turn."""
-    options = RunOptions(
-        ctx_size=args.rows * 96,
-        threads=args.threads,
-        threads_batch=args.threads,
-        parallel=args.rows,
-    )
-    with open_runner(args.model, options) as runner:
+    options = RunOptions(args.rows * 96, threads=args.threads, threads_batch=args.threads)
+    decode = DecodeTimes()
+    with open_runner(args.model, options, slots=args.rows) as runner:
         engine, native = runner.engine, runner.engine.resources.native
         assert isinstance(native, NativeChains)
+        can_plan = native.can_plan
+        lib().llama_decode = decode
         for name in names:
             times = {True: Times(), False: Times()}
             for serial in (True, False) * 2:
-                probe = FunctionTimers()
-                native.can_plan = (  # type: ignore[method-assign]
-                    (lambda chain: False) if serial else type(native).can_plan.__get__(native)
-                )
+                native.can_plan = (lambda chain: False) if serial else can_plan  # type: ignore[method-assign]
                 for request in requests(CASES[name], args.rows, native.n_vocab, args.steps):
                     engine.submit(request)
-                with probe.install([(DECODE, lib(), "llama_decode")]):
-                    while engine.is_busy:
-                        probe.reset()
-                        start = time.perf_counter()
-                        events = engine.step()
-                        wall = time.perf_counter() - start
-                        if len([event for event in events if event.token]) == args.rows:
-                            outside = (wall - probe.reset()[DECODE]) * 1e3
-                            times[serial].wall.append(outside)
-                            times[serial].cpu.append(outside)
+                while engine.is_busy:
+                    decode.wall = decode.cpu = 0.0
+                    start, cpu_start = time.perf_counter(), time.thread_time()
+                    events = engine.step()
+                    wall, cpu = time.perf_counter() - start, time.thread_time() - cpu_start
+                    if sum(event.token is not None for event in events) == args.rows:
+                        times[serial].wall.append((wall - decode.wall) * 1e3)
+                        times[serial].cpu.append((cpu - decode.cpu) * 1e3)
             print(f"{name}, {args.model.name}")
             for serial, spent in times.items():
                 print(f"  {'row by row' if serial else 'together':20} {spent}", flush=True)

@@ -208,7 +208,7 @@ def build_program(
         objects.append(str(path))
     if not compiler.can_link:
         return ""
-    return kernels.run_compiler([*compiler.command, *objects, "-lm", "-o", str(out)])
+    return kernels.run_compiler([*compiler.command, *objects, "-lm", "-pthread", "-o", str(out)])
 
 
 def run_program(compiler: Compiler, program: Path, label: str) -> list[str] | None:

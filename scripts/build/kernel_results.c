@@ -34,6 +34,22 @@ struct candidates {
     int64_t selected;
     bool sorted;
 };
+struct sampler_functions {  // row_draws.c
+    void (*apply)(void * sampler, struct candidates * candidates);
+    void (*accept)(void * sampler, int32_t token);
+    void (*reset)(void * sampler);
+};
+struct row_draw {
+    float * logits;
+    void * const * samplers;
+    const int32_t *tokens, *bias_tokens;
+    const float * biases;
+    const int32_t * banned;
+    int64_t first, rest, sampler_count, token_count, bias_count, banned_count, few, replays, wants_sum;
+    double sum;
+    int64_t token;
+    float near;
+};
 
 int llmcli_cpu_level(void);
 void llmcli_encode_q4_K(const float *, void *, int64_t);
@@ -58,6 +74,8 @@ int64_t llmcli_likeliest(const float *, int64_t, float *, int);
 int64_t llmcli_few(const float *, int64_t, float *, int, int64_t, struct candidate *, int64_t);
 int64_t llmcli_draw(const float *, int64_t, float *, int, int64_t, struct candidate *, int64_t,
                     void (*)(void *, struct candidates *), void *);
+void llmcli_draw_rows(struct row_draw **, int64_t, int64_t, const struct sampler_functions *, int64_t,
+                      void (*)(void (*)(void *), void *, unsigned, unsigned));
 
 // ---- inputs
 
@@ -299,6 +317,69 @@ static void rows_of_logits(void) {
     }
 }
 
+// A sampler like a penalty: lowers each logit by the sum of the tokens that it has read, and counts its candidates.
+struct lowering {
+    int64_t read, seen;
+};
+static void lower(void * sampler, struct candidates * candidates) {
+    struct lowering * own = sampler;
+    own->seen += (int64_t)candidates->size;
+    for (size_t i = 0; i < candidates->size; ++i) candidates->data[i].logit -= (float)own->read;
+    candidates->selected = candidates->size > 2 ? 2 : (int64_t)candidates->size - 1;
+}
+static void read_token(void * sampler, int32_t token) { ((struct lowering *)sampler)->read += token; }
+static void forget(void * sampler) { ((struct lowering *)sampler)->read = 0; }
+
+// Runs the work twice in turn, as two threads of OpenMP could.
+static void run_twice(void (*work)(void *), void * data, unsigned threads, unsigned flags) {
+    (void)threads, (void)flags;
+    work(data), work(data);
+}
+
+static void drawing(void) {
+    enum { ROWS = 12 };
+    static const int64_t counts[] = {1, 16, 65, 4097, 30001};
+    static const int32_t tokens[] = {3, 0, 3, 9, 100000}, banned[] = {2, 5}, bias_tokens[] = {1, 1, 99999};
+    static const float biases[] = {4.5f, 2, 1};
+    const struct sampler_functions functions = {lower, read_token, forget};
+    for (int c = 0; c < 5; ++c) {
+        const int64_t count = counts[c];
+        float *x = room(4 * count * ROWS), *before = room(4 * count * ROWS);
+        for (int threads = 1; threads <= 3; ++threads) {
+            struct row_draw draws[ROWS], *pointers[ROWS];
+            struct lowering own[ROWS][2];
+            void * samplers[ROWS][2];
+            for (int row = 0; row < ROWS; ++row) {
+                fill(x + row * count, count, NORMAL, 7000 + 100 * c + row);
+                own[row][0] = own[row][1] = (struct lowering){5, 0};
+                samplers[row][0] = own[row], samplers[row][1] = own[row] + 1;
+                const int is_greedy = row % 3 == 0, kind = row % 4;
+                draws[row] = (struct row_draw){
+                    .logits = x + row * count, .samplers = samplers[row], .tokens = tokens, .biases = biases,
+                    .bias_tokens = bias_tokens, .banned = banned, .rest = 1, .sampler_count = is_greedy ? 1 : 2,
+                    .token_count = 5, .bias_count = kind & 1 ? 3 : 0, .banned_count = kind & 2 ? 2 : 0,
+                    .few = row == 5 ? 0 : 4, .replays = is_greedy, .wants_sum = row % 2, .near = 3,
+                };
+                pointers[row] = draws + row;
+            }
+            memcpy(before, x, 4 * count * ROWS);
+            llmcli_draw_rows(pointers, ROWS, count, &functions, threads, threads == 2 ? run_twice : NULL);
+            begin();
+            double sum = 0;
+            for (int row = 0; row < ROWS; ++row) {
+                // the candidates beyond the few likeliest depend on the strands
+                add(&draws[row].token, 8), add(&own[row][0].seen, 8);
+                if (draws[row].wants_sum) sum += draws[row].sum;
+            }
+            if (memcmp(before, x, 4 * count * ROWS)) abort();
+            print_case("lanes", "draw-rows", threads == 1 ? "alone" : threads == 2 ? "twice" : "threads", count, 0, 0);
+            begin();
+            print_case("float", "look", "draw-rows", count * 10 + threads, sum, 0);
+        }
+        free(x), free(before);
+    }
+}
+
 int main(void) {
     if (llmcli_cpu_level() < 0) return 1;
     encoders();
@@ -306,5 +387,6 @@ int main(void) {
     widening();
     searching();
     rows_of_logits();
+    drawing();
     return 0;
 }

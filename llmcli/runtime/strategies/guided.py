@@ -7,7 +7,6 @@ last row gives logits.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 from llmcli.runtime.requests.request import Request
@@ -50,13 +49,12 @@ class GuidedStrategy(PlainStrategy):
         if events and (drawn := events[0].token):
             # the measured sampling time includes the grammar's time inside the draw
             seconds, draw_seconds = guided_chain.pop_seconds()
-            drawn = replace(
-                drawn,
+            drawn = drawn._replace(
                 sample_ms=drawn.sample_ms - draw_seconds * 1e3,
                 constraint_ms=seconds * 1e3,
             )
             sequence.times[-1] = drawn
-            events[0] = replace(events[0], token=drawn)
+            events[0] = events[0]._replace(token=drawn)
         while events and finish is None and len(sequence.tokens) < self.max_tokens:
             forced, complete = self._forced_tokens(sequence, guided_chain)
             for token in forced:

@@ -201,12 +201,12 @@ def _share_times(
         for field in ("sample_ms", "constraint_ms")
     )
     equal_times = [
-        replace(times, ms=gap, decode_ms=decode, sample_ms=sample, constraint_ms=grammar)
+        times._replace(ms=gap, decode_ms=decode, sample_ms=sample, constraint_ms=grammar)
         for times in token_times
     ]
     sequence.times[-count:] = equal_times
     tokens = iter(equal_times)
-    return [replace(event, token=next(tokens)) if event.token else event for event in events]
+    return [event._replace(token=next(tokens)) if event.token else event for event in events]
 
 
 STRATEGIES = (SpeculativeStrategy,)

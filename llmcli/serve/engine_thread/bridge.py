@@ -333,7 +333,7 @@ class EngineBridge:
                 self._record_time(answer)
                 if answer.error is not None:
                     log_bug(answer.error)
-            batcher.add(pending, replace(event, sequence=number), answer)
+            batcher.add(pending, event._replace(sequence=number), answer)
         if batcher.is_due(time.perf_counter() - begun) or not engine.is_steady:
             batcher.flush()
 
