@@ -143,17 +143,17 @@ class ChainShape:
     """What kinds of samplers a chain has.
 
     - `biases`: the tokens and numbers of the bias, which is the first sampler if there is one.
-    - `first`, `rest`: the samplers from `first` to `rest` look at earlier tokens and change only
-      the logits of these.
-    - `top_k`: how many likeliest tokens the sampler `rest` keeps; 0 if it is not top-k, or keeps so
+    - `history_start`, `history_end`: the samplers between them look at earlier tokens and change
+      only the logits of these.
+    - `top_k`: how many likeliest tokens the next sampler keeps; 0 if it is not top-k, or keeps so
       many tokens or has so few that the search for them would not pay.
-    - `window`: how many of the last tokens the samplers before `rest` look at.
+    - `window`: how many of the last tokens the samplers before it look at.
     - `needs_history`: whether any sampler looks at earlier tokens.
     """
 
     biases: tuple[tuple[int, float], ...]
-    first: int
-    rest: int
+    history_start: int
+    history_end: int
     top_k: int
     window: int
     needs_history: bool
@@ -283,7 +283,7 @@ class NativeChains:
         if not maxima.scan or not row_draws.load_row_draws():
             return None
         shape = chain_shape(steps, self.n_vocab)
-        samplers = [self.make_sampler(step, 0) for step in steps[shape.first :]]
+        samplers = [self.make_sampler(step, 0) for step in steps[shape.history_start :]]
         return GreedyNative(maxima, samplers, shape)
 
     def chain(self, steps: list[NativeStep], seed: int) -> "NativeChain":
@@ -395,11 +395,13 @@ class NativeChain:
         self._address: int = ctypes.cast(self.pointer, ctypes.c_void_p).value or 0
         self._needs_history, self._seen = shape.needs_history, 0
         # top-k comes first, and no sampler needs the ids of the tokens
-        self._is_simple = bool(shape.top_k) and not shape.rest and not shape.needs_history
+        self._is_simple = bool(shape.top_k) and not shape.history_end and not shape.needs_history
         self._top_k = shape.top_k
         self._candidates, self._maxima = candidates, RowMaxima()
         self._plan = RowDraw()
-        self._plan.set_samplers(addresses(samplers), shape.first, shape.rest, shape.top_k)
+        self._plan.set_samplers(
+            addresses(samplers), shape.history_start, shape.history_end, shape.top_k
+        )
         self._plan.set_biases(shape.biases)
         self._read = ReadTokens(shape.window) if shape.window else None
         self._can_plan = row_draws.load_row_draws() is not None
