@@ -25,8 +25,9 @@ def cache_bytes_by_layer(header: ModelHeader, options: ContextOptions) -> tuple[
     return _hybrid_bytes(header, options)
 
 
-def _attention_bytes(shape: kv_size.CacheShape, options: ContextOptions) -> tuple[int, ...]:
-    cache = kv_size.predict_cache(
+def predict_attention_cache(shape: kv_size.CacheShape, options: ContextOptions) -> kv_size.KVCache:
+    """Return the size of the KV cache of a context, layer by layer."""
+    return kv_size.predict_cache(
         kv_size.without_windows(shape) if options.swa_full else shape,
         options.n_ctx,
         options.type_k,
@@ -36,6 +37,11 @@ def _attention_bytes(shape: kv_size.CacheShape, options: ContextOptions) -> tupl
         flash=options.flash_attn != "off",
         unified=options.unified,
     )
+
+
+def _attention_bytes(shape: kv_size.CacheShape, options: ContextOptions) -> tuple[int, ...]:
+    """Return the bytes of the keys and values of each layer."""
+    cache = predict_attention_cache(shape, options)
     return tuple(layer.k_bytes + layer.v_bytes for layer in cache.layers)
 
 

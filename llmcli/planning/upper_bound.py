@@ -6,6 +6,7 @@ run is slower, because it reads the vocabulary.) The bound assumes the worst: al
 to another layout, attention scores are stored, and activations are wide.
 """
 
+from llmcli.planning.cache_layout import cache_bytes_by_layer, predict_attention_cache
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.rows.batch import reserved_outputs
@@ -34,27 +35,17 @@ def predict_cache(header: ModelHeader, options: ContextOptions) -> kv_size.KVCac
     predicted for this model.
     """
     cache_shape = kv_size.read_shape(header.metadata)
-    if cache_shape is None:
-        return None
-    return kv_size.predict_cache(
-        kv_size.without_windows(cache_shape) if options.swa_full else cache_shape,
-        options.n_ctx,
-        options.type_k,
-        options.type_v,
-        n_ubatch=options.n_ubatch,
-        n_seq_max=options.n_seq_max,
-        flash=options.flash_attn != "off",
-        unified=options.unified,
-    )
+    return predict_attention_cache(cache_shape, options) if cache_shape else None
 
 
 def _cache_bytes(header: ModelHeader, options: ContextOptions) -> int:
-    """Return the bytes of the KV cache. If they cannot be predicted, return an upper bound: in each
-    layer, keys and values of 32-bit numbers that are as wide as the widest weight matrix.
+    """Return the bytes of the KV cache and of recurrent states. If they cannot be predicted, return
+    an upper bound: in each layer, keys and values of 32-bit numbers that are as wide as the widest
+    weight matrix.
     """
-    exact = predict_cache(header, options)
-    if exact:
-        return exact.nbytes
+    by_layer = cache_bytes_by_layer(header, options)
+    if by_layer is not None:
+        return sum(by_layer)
     layers, widest = header.get_int("block_count") or 1, _max_row_values(header)
     # assume recurrent state in every layer, even if the header mentions none
     state = header.get_int("ssm.state_size") or 256

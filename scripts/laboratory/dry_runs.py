@@ -182,9 +182,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, open_workers(args.workers) as addresses:
         rpc_workers.add_workers(tuple(addresses))
         devices = [
-            (device.name, device.free_bytes)
-            for device in list_devices()
-            if device.kind == "gpu"
+            (device.name, device.free_bytes) for device in list_devices() if device.kind == "gpu"
         ]
         for model in MODELS:
             if not re.search(args.only, model.name):
