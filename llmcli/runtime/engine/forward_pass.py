@@ -88,6 +88,15 @@ class ForwardPass:
         token, add also its draft.
         """
         start = sequence.n_computed
+        is_next = start + 1 == len(sequence.tokens) and not sequence.is_prefilling
+        if is_next and not sequence.draft:
+            # a shortcut for the next token of an answer, because a pass may have many of these
+            self.tokens.append(sequence.tokens[start])
+            self.positions.append(start)
+            self.slots.append(sequence.slot)
+            self.wants_logits.append(True)
+            self.shares.append(SequenceRows(sequence, 1, 1))
+            return
         self.tokens += sequence.tokens[start : start + count]
         self.positions += range(start, start + count)
         self.slots += [sequence.slot] * count

@@ -88,10 +88,13 @@ class PlainStrategy:
         log_sum = planned.log_sum if planned else None
         if request.logprobs and log_sum is None:
             log_sum = self._log_sum(row)
-        begun = time.perf_counter()
         drawn = planned.token if planned else None
-        if drawn is None:
+        if planned is not None and drawn is not None:
+            sample_seconds = planned.seconds
+        else:
+            begun = time.perf_counter()
             drawn = self._draw(row, sequence)
+            sample_seconds = time.perf_counter() - begun
         n_tokens = len(sequence.times)
         token = replayed.tokens[n_tokens] if n_tokens < len(replayed.tokens) else drawn
         is_end = token in self.conditions.stop_tokens or (
@@ -99,7 +102,6 @@ class PlainStrategy:
         )
         if is_end and not request.score_prompt:
             return [], "stop"
-        sample_seconds = time.perf_counter() - begun + (planned.seconds if planned else 0)
         event = self._record(sequence, row, token, log_sum, pass_seconds, sample_seconds)
         return [event], self._finish_reason(sequence, is_end)
 
