@@ -36,6 +36,9 @@ def doctor(
     ray: Annotated[
         str | None, typer.Option("--ray", metavar="ADDRESS", help="Also check this Ray cluster.")
     ] = None,
+    list_devices: Annotated[
+        bool, typer.Option("--list-devices", help="Only list the devices, as -dev takes them.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check this machine, the build of llama.cpp, and stored files.
@@ -47,6 +50,9 @@ def doctor(
     from llmcli.hardware import diagnostics, rpc_workers
 
     config, ui = start_command(json, offline)
+    if list_devices:
+        _list_devices(rpc, ui)
+        return
     workers = (
         [rpc_workers.probe_worker(worker) for worker in rpc_workers.parse_endpoints(rpc)]
         if rpc is not None
@@ -79,6 +85,43 @@ def doctor(
         ui.note(f"hint: {hint}")
     if checkup_result.load_error:
         raise typer.Exit(1)
+
+
+def _list_devices(rpc: str | None, ui: "UI") -> None:
+    """Print the devices of this machine and of workers, in the order in which layers are put on
+    them. `rpc`: addresses of workers.
+    """
+    from llmcli.model_loader.rpc_workers import join_workers
+    from llmcli.planning.machine import read_machine
+    from llmcli.runtime.binding.devices import list_devices
+
+    join_workers(rpc, ui)
+    machine = read_machine()
+    used = {device.name for device in machine.devices}
+    if ui.json:
+        ui.result(
+            {
+                "devices": [
+                    {
+                        **asdict(device),
+                        "usable_bytes": device.usable_bytes,
+                        "used": device.name in used,
+                    }
+                    for device in machine.all_devices
+                ]
+            }
+        )
+        return
+    descriptions = {device.name: device.description for device in list_devices()}
+    for device in machine.all_devices:
+        unused = "" if device.name in used else "; only used if -dev names it"
+        ui.text(
+            f"{device.name}: {descriptions[device.name]} "
+            f"({_format_size(device.free_bytes)} of {_format_size(device.total_bytes)} free, "
+            f"{_format_size(device.usable_bytes)} for a model{unused})"
+        )
+    if not machine.all_devices:
+        ui.text("no devices besides the processor")
 
 
 def _read_cluster(address: str) -> dict[str, Any]:

@@ -79,9 +79,19 @@ class PlacementFlags:
         """Return the values, without looking at the devices of this machine. Raises UserError or
         UsageError.
         """
-        from llmcli.runtime.binding.model_placement import NUMA_STRATEGIES, SPLIT_MODES
+        from llmcli.runtime.binding.model_placement import (
+            NO_DEVICES,
+            NUMA_STRATEGIES,
+            SPLIT_MODES,
+        )
         from llmcli.runtime.requests.placement_options import PlacementOptions
 
+        devices = _parse_devices(self.device)
+        if devices == NO_DEVICES and (useless := self._device_flags()):
+            raise UsageError(
+                f"-dev none uses no device, so {useless[0]} has no effect",
+                hint=f"leave out -dev none or {useless[0]}",
+            )
         split_mode = _choose("-sm", self.split_mode, SPLIT_MODES, "layer")
         if self.main_gpu is not None and split_mode != "none":
             raise UsageError(
@@ -92,12 +102,24 @@ class PlacementFlags:
             tensor_split=_parse_split(self.tensor_split),
             cpu_moe=self._parse_expert_layers(),
             kv_offload=not self.no_kv_offload,
-            devices=_parse_devices(self.device),
+            devices=devices,
             split_mode=split_mode,
             main_gpu=self.main_gpu or 0,
             tensor_overrides=_parse_overrides(self.override_tensor or ()),
             load_mode=self._parse_load_mode(),
             numa=_choose("--numa", self.numa, NUMA_STRATEGIES, ""),
+        )
+
+    def _device_flags(self) -> list[str]:
+        """Return the spellings of the typed options that have no effect without devices."""
+        needing = ("rpc", "tensor_split", "split_mode", "main_gpu")
+        return [_spell(name) for name in needing if name in self.typed]
+
+    @property
+    def moves_work(self) -> bool:
+        """Return whether a typed option asks for devices besides the processor."""
+        return bool(self._device_flags() or self.override_tensor) or (
+            self.device is not None and self.device.strip() != "none"
         )
 
     def _parse_expert_layers(self) -> str:

@@ -14,11 +14,11 @@ from dataclasses import replace
 from llmcli.errors import UserError
 from llmcli.hardware import host, memory_limits
 from llmcli.planning import upper_bound
+from llmcli.planning.device_shares import share_devices
 from llmcli.planning.machine import read_machine
 from llmcli.planning.resolve_options import plan_placement
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
@@ -151,18 +151,36 @@ def _with_note(plan: RunPlan, warning: str, note: Callable[[str], None]) -> RunP
 
 def _surely_fits(plan: RunPlan) -> bool:
     """Return whether an upper bound of the run's memory is at most the available memory of the
-    host, of the GPU and of the address space (ulimit -v).
+    host, of each device and of the address space (ulimit -v).
     """
-    needed = upper_bound.upper_bound_bytes(plan.header, plan.context) + PROCESS_BYTES
+    draft_bytes = 0
     if plan.drafting.model:
-        needed += upper_bound.upper_bound_bytes(
+        draft_bytes = upper_bound.upper_bound_bytes(
             read_header.read_header(plan.drafting.model), plan.draft_context
         )
+    needed = upper_bound.upper_bound_bytes(plan.header, plan.context) + PROCESS_BYTES + draft_bytes
     addresses = memory_limits.address_free_bytes()
     threads = max(plan.context.n_threads, plan.context.n_threads_batch)
     capacities = (
         host.available_memory(),
-        devices.free_gpu_bytes() if plan.placement.uses_gpu else None,
         None if addresses is None else addresses - threads * memory_limits.THREAD_BYTES,
     )
-    return all(capacity is None or needed <= capacity for capacity in capacities)
+    return all(
+        capacity is None or needed <= capacity for capacity in capacities
+    ) and _surely_fits_devices(plan, draft_bytes)
+
+
+def _surely_fits_devices(plan: RunPlan, draft_bytes: int) -> bool:
+    """Return whether an upper bound of the run's memory on each GPU and worker is at most what is
+    free there. `draft_bytes`: of a draft model, which may be on any of them.
+    """
+    if not plan.placement.uses_gpu:
+        return True
+    machine = read_machine()
+    shares = share_devices(plan.header, plan.options, plan.placement, plan.context, machine)
+    free = {device.name: device.usable_bytes for device in machine.all_devices}
+    return all(
+        share.total_bytes + draft_bytes <= free[share.device]
+        for share in shares
+        if share.device in free
+    )

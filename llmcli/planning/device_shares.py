@@ -32,6 +32,12 @@ class DeviceShare:
     kv_bytes: int
     compute_bytes: int
 
+    @property
+    def total_bytes(self) -> int:
+        """Return all bytes together."""
+        weights = self.layer_bytes + self.expert_bytes + self.override_bytes
+        return weights + self.kv_bytes + self.compute_bytes
+
 
 def share_devices(
     header: ModelHeader,

@@ -59,6 +59,11 @@ class Machine:
     devices: tuple[OffloadDevice, ...] = ()
     spare_devices: tuple[OffloadDevice, ...] = ()
 
+    @property
+    def all_devices(self) -> tuple[OffloadDevice, ...]:
+        """Return all devices that can hold layers."""
+        return (*self.devices, *self.spare_devices)
+
     def without_devices(self) -> "Machine":
         """Return the machine as a run sees it that offloads nothing."""
         return Machine(self.processor, self.free_bytes, self.host_rate)

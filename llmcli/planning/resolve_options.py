@@ -84,6 +84,8 @@ def resolve_options(
                 f"--override-tensor: no tensor of {header.path.name} matches {override.pattern!r}; "
                 f"llmcli show {header.path.name} --tensors lists their names"
             )
+    if _parse_expert_layers(options.cpu_moe) and not read_layout(header).has_experts:
+        warn(f"{header.path.name} has no experts: --n-cpu-moe and --cpu-moe have no effect")
     planned = plan_placement(header, options, machine, default_size, slots)
     machine = planned_machine(options, machine)
     size = options.ctx_size or min(planned.n_ctx, default_size)

@@ -61,7 +61,7 @@ def use_devices(machine: Machine, options: PlacementOptions) -> Machine:
 
 def _find(machine: Machine, name: str) -> OffloadDevice:
     """Return the device with this name."""
-    for device in (*machine.devices, *machine.spare_devices):
+    for device in machine.all_devices:
         if device.name == name:
             return device
     raise UserError(f"the device {name} is not there", hint=devices_hint())

@@ -26,7 +26,7 @@ from llmcli.runtime.binding.amx import repacks_weights
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
@@ -98,13 +98,13 @@ def _is_multiplied(tensor: TensorInfo, header: ModelHeader) -> bool:
 
 @contextmanager
 def open_reproducible(
-    header: ModelHeader, options: ContextOptions
+    header: ModelHeader, options: ContextOptions, placement: ModelPlacement = ON_HOST
 ) -> Iterator[tuple[Model, Context]]:
     """Open a model and a context in which the logits of a token do not depend on the other tokens
     of the pass.
 
     The weights are repacked for speed if the test passes with repacked weights, and otherwise stay
-    as they are in the file. Raises UserError when the test fails with both, and for a model with
+    as they are in the file. `placement`: one without devices. Raises UserError when the test fails with both, and for a model with
     recurrent state.
     """
     config.disable_tiled_kernels()
@@ -112,7 +112,7 @@ def open_reproducible(
         tensor.type in ROW_DEPENDENT_TYPES for tensor in header.tensors
     )
     for repack in (True, False) if can_repack else (False,):
-        opened = open_model(header.path, replace(ON_HOST, repack=repack).for_header(header))
+        opened = open_model(header.path, replace(placement, repack=repack).for_header(header))
         with opened as model, open_context(model, replace(options, swa_full=True)) as context:
             if context.is_recurrent:
                 raise UserError(

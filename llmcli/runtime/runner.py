@@ -562,7 +562,7 @@ def open_runner(
             drafting = NO_DRAFTING
     context_settings = context_options(options, slots, drafting, placement)
     opened = (
-        reproducible.open_reproducible(header, context_settings)
+        reproducible.open_reproducible(header, context_settings, placement.on_host())
         if options.reproducible
         else _open_model(header, context_settings, placement)
     )

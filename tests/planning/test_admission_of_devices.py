@@ -171,3 +171,16 @@ def test_locked_weights_must_fit(model: Path, monkeypatch: pytest.MonkeyPatch) -
             free = dry_run.free_after(plan)
         assert free is not None
         assert (load_mode, free >= 0) == (load_mode, fits)
+
+
+def test_each_device_must_surely_fit_and_not_only_all_together(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = machine(GB, 1 << 20)
+    monkeypatch.setattr(admission, "read_machine", lambda: present)
+    for names, expected in (((CUDA0,), True), ((CUDA1,), False)):
+        plan = make_plan(model, machine(GB, GB), gpu_layers="all", devices=names)
+        assert admission._surely_fits(plan) == expected
+    gone = make_plan(model, machine(GB, GB, GB), gpu_layers="all", devices=("CUDA2",))
+    with pytest.raises(UserError, match="the device CUDA2 is not there"):
+        admission.check_memory(gone, "", print)

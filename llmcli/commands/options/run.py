@@ -451,6 +451,7 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--ngram-draft": lambda flags: flags.ngram_draft not in ("auto", "off"),
     "--reproducible": lambda flags: flags.options.reproducible,
     "--rpc": lambda flags: flags.placement.rpc is not None,
+    "the options of the placement": lambda flags: flags.placement.moves_work,
     "-p": lambda flags: flags.prompt is not None,
     "-f": lambda flags: flags.file is not None,
     "--raw": lambda flags: flags.raw,
@@ -474,6 +475,13 @@ CONFLICTS = (
         "--rpc",
         "--reproducible cannot use --rpc: it computes on this machine's CPU",
         "leave out --rpc or --reproducible",
+    ),
+    Conflict(
+        "--reproducible",
+        "the options of the placement",
+        "--reproducible computes on this machine's processor: "
+        "-dev, -sm, -mg, -ts and -ot have no effect",
+        "leave them or --reproducible out",
     ),
     Conflict("-p", "-f", "-p and -f both set the message"),
     Conflict("--raw", "--chat-template", "--raw uses no chat template"),

@@ -19,6 +19,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
 from quant.installation import install_llama_command
 
+MLOCK_WARNING = b"failed to mlock"
 LOG_ERROR = contract.HEADER_NUMBERS["GGML_LOG_LEVEL_ERROR"]
 
 
@@ -131,8 +132,10 @@ def llama_cpp_version() -> str:
 
 
 def _collect_error(level: int, text: bytes, _data: object) -> None:
-    """Store an error line of llama.cpp's log without the function name at its start."""
-    if level == LOG_ERROR:
+    """Store an error line of llama.cpp's log without the function name at its start. A failure to
+    lock memory, of which llama.cpp only warns, counts as an error.
+    """
+    if level == LOG_ERROR or MLOCK_WARNING in text:
         line = text.decode("utf-8", "replace").strip()
         # "llama_model_load: error loading model: …": drop the function's name.
         head, colon, tail = line.partition(": ")

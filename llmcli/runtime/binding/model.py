@@ -13,7 +13,7 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.runtime.binding import amx, contract, rpc
 from llmcli.runtime.binding.contract import set_fields
-from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.library import MLOCK_WARNING, last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
 from llmcli.runtime.binding.placement_params import init_numa, set_placement
 from llmcli.runtime.binding.tokens.special_tokens import SpecialToken, read_special_token
@@ -288,6 +288,16 @@ def open_model(
         reason = last_log_lines() or "no reason given"
         kind = AllocationError if is_allocation_failure(reason) else UserError
         raise kind(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
+    if (
+        "mlock" in placement.load_mode
+        and not dry_run
+        and MLOCK_WARNING.decode() in last_log_lines()
+    ):
+        library.llama_model_free(pointer)
+        raise UserError(
+            "the system does not allow the weights to be locked in memory",
+            hint="ulimit -l unlimited, or leave out --mlock",
+        )
     if rpc.joined_workers():
         # after loading, because the connections that hold the weights are opened while the model is
         # loaded

@@ -82,6 +82,12 @@ class ModelPlacement:
         layers = "" if count < 0 else rf"blk\.({'|'.join(map(str, range(count)))})"
         return (*self.tensor_overrides, TensorOverride(layers + EXPERTS_PATTERN, HOST_BUFFER))
 
+    def on_host(self) -> "ModelPlacement":
+        """Return the placement of a model on the processor alone, loaded in the same way."""
+        return ModelPlacement(
+            0, devices=NO_DEVICES, load_mode=self.load_mode, numa=self.numa, latent=self.latent
+        )
+
     def for_header(self, header: "ModelHeader") -> "ModelPlacement":
         """Return the placement with what the header of the model file says, so that `open_model`
         need not read the file for it.

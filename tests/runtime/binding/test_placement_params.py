@@ -12,6 +12,7 @@ from llmcli.runtime.binding import placement_params
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.contract import TensorBufferOverride
 from llmcli.runtime.binding.devices import find_buffer_type, find_device
+from llmcli.runtime.binding.library import _collect_error as collect_error
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.model_placement import (
@@ -104,3 +105,32 @@ def test_the_cache_stays_on_the_host_if_asked(
             with open_context(model, ContextOptions(64, 32, 32, offload_kqv=offload)):
                 pass
     assert seen == [True, False]
+
+
+def test_weights_that_cannot_be_locked_are_an_error(
+    stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, load = lib(), lib().llama_model_load_from_file
+
+    def fail_to_lock(path: bytes, params: Any) -> Any:
+        pointer = load(path, params)
+        text = b"warning: failed to mlock 4096-byte buffer: Cannot allocate memory\n"
+        collect_error(3, text, None)
+        return pointer
+
+    monkeypatch.setattr(library, "llama_model_load_from_file", fail_to_lock)
+    with pytest.raises(UserError, match="to be locked in memory") as caught:
+        with open_model(stories_gguf, ModelPlacement(load_mode="mmap+mlock")):
+            pass
+    assert "ulimit -l unlimited" in caught.value.hint
+    with open_model(stories_gguf, ModelPlacement(load_mode="mmap")):
+        pass
+
+
+@pytest.mark.parametrize("load_mode", ["none", "mmap", "mlock"])
+def test_all_ways_of_loading_give_the_same_model(stories_gguf: Path, load_mode: str) -> None:
+    with (
+        open_model(stories_gguf) as model,
+        open_model(stories_gguf, ModelPlacement(load_mode=load_mode)) as other,
+    ):
+        assert (model.n_params, model.nbytes) == (other.n_params, other.nbytes)
