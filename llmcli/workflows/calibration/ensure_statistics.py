@@ -52,7 +52,7 @@ class StatisticsRequest:
     dry_run: bool = False
     text_files: tuple[Path, ...] = ()
     max_chunks: int | None = None
-    placement: "PlacementOptions" = NO_PLACEMENT
+    placement: PlacementOptions | None = None
 
 
 def ensure_statistics(
@@ -113,7 +113,7 @@ def prepare_text(
             UBATCH_SIZE,
             "auto",
             flash_attn,
-        ).with_placement(request.placement),
+        ).with_placement(request.placement or NO_PLACEMENT),
         ui,
     )
     try:

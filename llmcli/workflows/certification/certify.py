@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
-
 if TYPE_CHECKING:
     from llmcli.config import Config
+    from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.ui import UI
     from llmcli.workflows.certification.verify import VerifyRequest
     from quant.certificate.certificate import Certificate
@@ -43,7 +42,7 @@ class VerifySettings:
                 self.verify_text,
                 self.verify_chunks or DEFAULT_CHUNKS,
                 threads,
-                placement=placement or NO_PLACEMENT,
+                placement=placement,
             )
         for flag, value in (
             ("--verify-text", self.verify_text),

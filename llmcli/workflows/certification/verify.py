@@ -87,12 +87,14 @@ class VerifyRequest:
     chunks: int = DEFAULT_CHUNKS
     threads: int = 0
     allocation_text: AllocationText | None = None
-    placement: PlacementOptions = NO_PLACEMENT
+    placement: PlacementOptions | None = None
 
     @property
     def options(self) -> RunOptions:
         """The run options of both models. They are those of llama-perplexity."""
-        return RunOptions(DEFAULT_CTX, self.threads or None).with_placement(self.placement)
+        return RunOptions(DEFAULT_CTX, self.threads or None).with_placement(
+            self.placement or NO_PLACEMENT
+        )
 
 
 def check_text(source: "Source", request: VerifyRequest) -> None:

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmcli.runtime.requests.placement_options import PlacementOptions
 from llmcli.workflows.quantization.size_request import SizeRequest
 
 if TYPE_CHECKING:
     from llmcli.config import Config
+    from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.ui import UI
     from llmcli.workflows.calibration import ensure_statistics
     from quant.calibration.expected_moments import ExpectedMoments
@@ -70,7 +70,7 @@ class MethodSettings:
         method: "Method",
         source: "Source",
         threads: int,
-        placement: "PlacementOptions",
+        placement: "PlacementOptions | None",
         config: "Config",
         ui: "UI",
         *,
@@ -121,7 +121,7 @@ class MethodSettings:
         method: "Method",
         source: "Source",
         threads: int,
-        placement: "PlacementOptions",
+        placement: "PlacementOptions | None",
         config: "Config",
     ) -> "Callable[..., WriteReport]":
         """Return the function that quantizes and writes the model of a plan block by block
@@ -186,7 +186,7 @@ class MethodSettings:
         method: "Method",
         source: "Source",
         threads: int,
-        placement: "PlacementOptions",
+        placement: "PlacementOptions | None",
         *,
         dry_run: bool = False,
     ) -> "ensure_statistics.StatisticsRequest":

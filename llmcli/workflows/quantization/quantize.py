@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.model_loader.placement_flags import NO_PLACEMENT_FLAGS, PlacementFlags
 from llmcli.model_loader.quantize_file import OutputSettings, SourceSettings
-from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.text_input import expand_path
 from llmcli.workflows.certification.certify import VerifySettings
 from llmcli.workflows.quantization.method_settings import MeasuredInputs, MethodSettings
@@ -23,6 +22,7 @@ from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
+    from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.ui import UI
     from llmcli.workflows.certification.certify import CertifiedFile
     from llmcli.workflows.certification.verify import VerifyRequest
@@ -83,7 +83,7 @@ class QuantizeJob:
     model: "FetchedModel | None"
     source: "Source"
     file_type: str
-    placement: "PlacementOptions" = NO_PLACEMENT  # of the source model, when it runs
+    placement: "PlacementOptions | None" = None  # of the source model, when it runs
 
     @cached_property
     def overrides(self) -> "TypeOverrides":
@@ -246,9 +246,9 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
     method = method_by_name(request.method.method)
     needs_model = request.method.needs_running_model(method)
     verifies = request.verification.verify
-    placement = request.placement.join(
-        ui, runs_model=verifies or (needs_model and request.collects_statistics)
-    )
+    runs_model = verifies or (needs_model and request.collects_statistics)
+    # without typed options, nothing that runs models is imported
+    placement = request.placement.join(ui, runs_model) if request.placement.typed else None
     model = find_model(
         request.source,
         config,
