@@ -102,9 +102,9 @@ def find_compilers() -> list[Compiler]:
     """Return the compilers that are installed here."""
     found = []
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
-    names = sorted(
-        {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
-    )
+    # a folder in PATH may not exist, or may not be readable for this user
+    readable = [path for path in folders if os.access(path, os.R_OK | os.X_OK) and path.is_dir()]
+    names = sorted({path.name for folder in readable for path in folder.iterdir()})
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     runner = (emulator,) if emulator else ()
     seen: set[str] = set()
