@@ -43,7 +43,9 @@ class PlacementOptions:
         """Return a text that differs where results may differ, because other devices compute; ""
         for the defaults. How the file is loaded has no influence.
         """
-        same = replace(self, load_mode="auto", numa="")
+        values = {each.name: getattr(self, each.name) for each in fields(PlacementOptions)}
+        # a PlacementOptions also where this is a RunOptions, whose other options do not count
+        same = PlacementOptions(**values | {"load_mode": "auto", "numa": ""})
         return "" if same == NO_PLACEMENT else repr(same)
 
     def as_asked(self, gpu_layers: int) -> ModelPlacement:

@@ -137,7 +137,7 @@ def test_timing_prints_percentiles_a_histogram_and_shares(
     assert re.search(rf"^ *11\.0-11\.2 +9 +{'█' * 36} *$", out, re.MULTILINE)
     assert re.search(r"^ *above 11\.2 +1 +████ *$", out, re.MULTILINE)
     tokens = [
-        replace(token, sample_ms=0.0, constraint_ms=token.ms / 8)
+        token._replace(sample_ms=0.0, constraint_ms=token.ms / 8)
         for token in chat.last_answer.tokens
     ]
     chat.last_answer = replace(chat.last_answer, tokens=tuple(tokens))
