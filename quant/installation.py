@@ -1,7 +1,7 @@
 """How this copy of llmcli was installed, and the commands that complete it.
 
-A checkout of the source has scripts/setup. A copy that was installed by pip, pipx or uv does not, so
-its users are told a command of their installer.
+A checkout of the source has scripts/setup. A copy that was installed by pip, pipx or uv has not, and
+hints name a command of that installer.
 """
 
 import importlib.util

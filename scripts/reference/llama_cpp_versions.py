@@ -12,9 +12,9 @@ numbers and structures that only they have. C++ functions whose output llmcli re
 are compared with those of the pinned version. A wheel has no headers, so only its binding is
 checked.
 
-Prints for each version a list: what would be refused when llmcli starts, what optional functions
-are missing, and which source texts differ, which somebody must read. Exits with 1 if anything is
-refused.
+The script prints for each version what llmcli would refuse when it starts, which optional functions
+are missing, and which source texts differ. Read the differing texts before you move to the version.
+The exit code is 1 if anything is refused.
 """
 
 import argparse

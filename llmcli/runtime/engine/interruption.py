@@ -1,4 +1,4 @@
-"""Decides whether to interrupt a running pass whose answers nobody waits for. A pure function."""
+"""Decides whether to interrupt a running pass after its clients have left. A pure function."""
 
 from dataclasses import dataclass
 
