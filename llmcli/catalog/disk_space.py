@@ -32,7 +32,7 @@ def require_space_for_files(sizes: Mapping[Path, int]) -> None:
     for path, size in sizes.items():
         disk = _existing_part(path).stat().st_dev
         totals[disk] += size
-        require_free_space(totals[disk], path.parent)
+        require_free_space(totals[disk], _existing_part(path))
 
 
 def _existing_part(path: Path) -> Path:

@@ -10,11 +10,12 @@ psutil would count all of them. `root` is the folder that contains `proc` and `s
 folder with files of another machine.
 """
 
+import functools
 import os
 import platform
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quant.native.control_groups import SYSTEM_ROOT
@@ -64,9 +65,14 @@ def read_processor(
     that this process may use; by default the operating system is asked.
     """
     numbers = allowed_cpus() if cpus is None else frozenset(cpus)
-    quota = cpu_quota(root)
+    return replace(_read_cores(root, numbers, system), quota=cpu_quota(root))
+
+
+@functools.cache
+def _read_cores(root: Path, numbers: frozenset[int], system: str) -> Processor:
+    """Read what does not change while the process runs: everything but the quota."""
     if system == "Darwin":
-        return _read_macos(len(numbers), quota)
+        return _read_macos(len(numbers))
     folder = root / "sys/devices/system/cpu"
     efficient = _efficiency_cpus(root, folder, numbers)
     cores = {_core_name(folder, cpu) for cpu in numbers - efficient}
@@ -79,7 +85,7 @@ def read_processor(
         len(cores),
         len(efficient_cores),
         len(numbers),
-        quota,
+        None,
         tuple(len(node) for node in nodes if node) or (len(cores) or len(efficient_cores),),
         _last_cache_bytes(folder, numbers),
     )
@@ -147,7 +153,7 @@ def _read_cache(folder: Path) -> tuple[int, str, int] | None:
     return int(level), f"{level}:{cpus}", int(size[:-1]) * units.get(size[-1], 0)
 
 
-def _read_macos(n_cpus: int, quota: float | None) -> Processor:
+def _read_macos(n_cpus: int) -> Processor:
     """Read the processor on macOS from sysctl. Processors with one kind of cores have no levels of
     performance.
     """
@@ -161,7 +167,7 @@ def _read_macos(n_cpus: int, quota: float | None) -> Processor:
         )
     )
     count = performance or cores or os.cpu_count() or 1
-    return Processor(count, efficiency or 0, n_cpus, quota, (count,), cache)
+    return Processor(count, efficiency or 0, n_cpus, None, (count,), cache)
 
 
 def _read_sysctl(name: str) -> int | None:

@@ -164,8 +164,8 @@ class ModelSwitcher:
             raise explain_failed_load(plan, error) from None
         runner.engine.schedule = replace(
             runner.engine.schedule,
-            host_bytes=state_budget(header),
-            measure_host_bytes=partial(state_budget, header),
+            host_bytes=state_budget(runner.mapped_bytes),
+            measure_host_bytes=partial(state_budget, runner.mapped_bytes),
         )
         if self.is_chat and self.parallel == 1:
             runner.model.keep_parts()

@@ -40,8 +40,9 @@ class PlacementFlags:
     @property
     def typed(self) -> tuple[str, ...]:
         """Return the names of the fields that were typed."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return tuple(
-            field.name for field in fields(self) if getattr(self, field.name) not in (None, False)
+            name for name, value in values.items() if value is not None and value is not False
         )
 
     @property

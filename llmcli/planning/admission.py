@@ -9,14 +9,16 @@ larger than the memory. The system then reads them again and again, which only m
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llmcli.errors import UserError
 from llmcli.hardware import host, memory_limits
 from llmcli.planning import upper_bound
+from llmcli.planning.cache_layout import cache_bytes_by_layer
 from llmcli.planning.device_shares import share_devices
 from llmcli.planning.machine import read_machine
-from llmcli.planning.resolve_options import plan_placement
+from llmcli.planning.placement_search import PROCESS_BYTES
+from llmcli.planning.plan_placement import parse_layers, plan_placement
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.model import AllocationError
@@ -24,8 +26,6 @@ from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
 
-# assumed bytes of the process besides the model: interpreter, vocabulary, graphs, prompts, answers
-PROCESS_BYTES = 256 << 20
 # parts of the free memory of devices for which to search a placement until it fits by a dry run
 DEVICE_SHARES = (1.0, 0.9, 0.75, 0.5, 0.0)
 
@@ -34,8 +34,9 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
     """Return the plan itself if it fits into memory. Otherwise return the plan that fits with the
     smallest changes, if `fit_mode` allows these changes.
 
-    `fit_mode`: "on" allows any change, and "off" skips the check. Any other value only allows a
-    shorter context, if the user did not set its size. `note` receives messages for the user.
+    `fit_mode`: "on" allows any change, and "off" skips the check. Any other value only allows what
+    the user did not set: a shorter context, or other layers on devices. `note` receives messages for
+    the user.
 
     Raises UserError when no allowed plan fits. Its hint contains the nearest settings that fit.
     """
@@ -56,29 +57,35 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         fits = free is None or free >= 0
         if fits and (not disk_warning or (plan.is_ctx_requested and fit_mode != "on")):
             return _with_note(plan, disk_warning, note)
-        moved = other = None
-        if dry_run.exceeds_device(plan):
-            moved = _move_layers(plan, plan.options)
-            other = moved or _move_layers(plan, _without_typed_shares(plan.options))
-        nearest = other or dry_run.find_nearest(plan)
+        if dry_run.exceeds_device(plan) and (moved := _find_moved_plan(plan)):
+            if fit_mode == "on" or moved.keeps_typed:
+                _note_change(plan, moved.plan, fit_mode, note)
+                return _with_note(moved.plan, moved.disk_warning, note)
+            raise dry_run.build_error(plan, moved.plan)
+        nearest = dry_run.find_nearest(plan)
         may_use = nearest and (
-            fit_mode == "on"
-            or (moved is not None and plan.options.gpu_layers == "auto")
-            or (other is None and not plan.is_ctx_requested and plan.only_shortens_to(nearest))
+            fit_mode == "on" or (not plan.is_ctx_requested and plan.only_shortens_to(nearest))
         )
         # a change to a plan that is also slow gains nothing
         if nearest and may_use and not (fits and dry_run.disk_warning(nearest)):
-            if fit_mode == "on":
-                note(f"--fit: {plan.describe(nearest)}")
-            else:
-                note(
-                    f"limited by the available memory: {plan.describe(nearest)}; "
-                    f"-c {plan.options.ctx_size} --fit off overrides this"
-                )
+            _note_change(plan, nearest, fit_mode, note)
             return _with_note(nearest, dry_run.disk_warning(nearest), note)
         if fits:
             return _with_note(plan, disk_warning, note)
         raise dry_run.build_error(plan, nearest)
+
+
+def _note_change(
+    plan: RunPlan, changed: RunPlan, fit_mode: str, note: Callable[[str], None]
+) -> None:
+    """Pass to `note` what is changed from a plan, and which flags keep it."""
+    if fit_mode == "on":
+        note(f"--fit: {plan.describe(changed)}")
+    else:
+        note(
+            f"limited by the available memory: {plan.describe(changed)}; "
+            f"{changed.describe_flags(plan)} --fit off overrides this"
+        )
 
 
 def explain_failed_load(plan: RunPlan, error: AllocationError) -> UserError:
@@ -90,8 +97,8 @@ def explain_failed_load(plan: RunPlan, error: AllocationError) -> UserError:
 
     nearest = None
     with suppress(UserError):
-        if plan.placement.uses_gpu:
-            nearest = _move_layers(plan, _without_typed_shares(plan.options))
+        if plan.placement.uses_gpu and (moved := _find_moved_plan(plan)):
+            nearest = moved.plan
         if nearest is None:
             with nearest_fit.open_nearest_fit(plan) as dry_run:
                 nearest = dry_run.find_nearest(plan)
@@ -103,24 +110,41 @@ def explain_failed_load(plan: RunPlan, error: AllocationError) -> UserError:
         if nbytes is not None
     )
     return UserError(
-        f"{error}; it fitted when it was planned, but now {free} are free",
+        f"{error}; {free or 'an unknown amount of memory'} are free now",
         hint=f"{plan.describe_flags(nearest)} would fit; llmcli plan {plan.name} shows more",
     )
 
 
-def _without_typed_shares(options: RunOptions) -> RunOptions:
-    """Return the options with llmcli's choice of the layers and experts on each device."""
-    return replace(options, cpu_moe="auto", tensor_split=())
+@dataclass(frozen=True, slots=True)
+class _MovedPlan:
+    """A plan with other layers or experts on devices. `keeps_typed`: nothing that the user has typed
+    is changed. `disk_warning`: see NearestFit.disk_warning.
+    """
+
+    plan: RunPlan
+    keeps_typed: bool
+    disk_warning: str
 
 
-def _move_layers(plan: RunPlan, options: RunOptions) -> RunPlan | None:
-    """Return the plan with fewer layers on GPUs and workers, so that it fits by a dry run. Return
-    None if no number of layers fits, or if the plan has none there. `options`: those of the plan,
-    perhaps without typed values.
+def _find_moved_plan(plan: RunPlan) -> _MovedPlan | None:
+    """Return the plan with fewer layers or experts on GPUs and workers, so that it fits. Values that
+    the user has typed are only changed if nothing else fits. Return None if nothing fits.
+    """
+    options = plan.options
+    typed = parse_layers(options.gpu_layers) is not None
+    moved = _move_layers(plan, replace(options, gpu_layers="auto"), keeps_typed=not typed)
+    untyped = replace(options, gpu_layers="auto", cpu_moe="auto", tensor_split=())
+    if moved is None and untyped != replace(options, gpu_layers="auto"):
+        moved = _move_layers(plan, untyped, keeps_typed=False)
+    return moved
+
+
+def _move_layers(plan: RunPlan, options: RunOptions, *, keeps_typed: bool) -> _MovedPlan | None:
+    """Return the plan with a placement that fits by a dry run, or None. `options`: what the search
+    may not change. `keeps_typed`: for the result.
     """
     from llmcli.planning import nearest_fit  # imported only when needed, because the import is slow
 
-    options = replace(options, gpu_layers="auto")
     machine = read_machine()
     for share in DEVICE_SHARES:
         smaller = replace(
@@ -137,8 +161,8 @@ def _move_layers(plan: RunPlan, options: RunOptions) -> RunPlan | None:
             continue
         with nearest_fit.open_nearest_fit(moved) as dry_run:
             free = dry_run.free_after(moved)
-        if free is None or free >= 0:
-            return moved
+            if free is None or free >= 0:
+                return _MovedPlan(moved, keeps_typed, dry_run.disk_warning(moved))
     return None
 
 
@@ -172,15 +196,19 @@ def _surely_fits(plan: RunPlan) -> bool:
 
 def _surely_fits_devices(plan: RunPlan, draft_bytes: int) -> bool:
     """Return whether an upper bound of the run's memory on each GPU and worker is at most what is
-    free there. `draft_bytes`: of a draft model, which may be on any of them.
+    free there. `draft_bytes`: of a draft model, which may be on any of them. A cache that cannot be
+    predicted surely fits nowhere.
     """
     if not plan.placement.uses_gpu:
         return True
+    if cache_bytes_by_layer(plan.header, plan.context) is None:
+        return False
+    buffers = upper_bound.buffer_bytes(plan.header, plan.context)
     machine = read_machine()
     shares = share_devices(plan.header, plan.options, plan.placement, plan.context, machine)
     free = {device.name: device.usable_bytes for device in machine.all_devices}
     return all(
-        share.total_bytes + draft_bytes <= free[share.device]
+        share.total_bytes - share.compute_bytes + buffers + draft_bytes <= free[share.device]
         for share in shares
         if share.device in free
     )

@@ -18,11 +18,14 @@ PARALLEL_ARCHS = {"falcon-h1"}
 
 
 def cache_bytes_by_layer(header: ModelHeader, options: ContextOptions) -> tuple[int, ...] | None:
-    """Return the bytes that each layer stores for a context. None: unknown for this model."""
+    """Return the bytes that each layer stores for a context; 0 for the layers that predict further
+    tokens, which come last. None: unknown for this model.
+    """
     shape = kv_size.read_shape(header.metadata)
-    if shape is not None:
-        return _attention_bytes(shape, options)
-    return _hybrid_bytes(header, options)
+    by_layer = _hybrid_bytes(header, options) if shape is None else _attention_bytes(shape, options)
+    if by_layer is None:
+        return None
+    return (*by_layer, *(0,) * ((header.get_int("block_count") or 0) - len(by_layer)))
 
 
 def predict_attention_cache(shape: kv_size.CacheShape, options: ContextOptions) -> kv_size.KVCache:
@@ -49,12 +52,13 @@ def _hybrid_bytes(header: ModelHeader, options: ContextOptions) -> tuple[int, ..
     """Return the bytes of the layers of a model with recurrent states (Mamba), or None if it has
     states of another kind.
     """
-    n_layers = header.get_int("block_count") or 0
+    n_all = header.get_int("block_count") or 0
+    n_layers = n_all - (header.get_int("nextn_predict_layers") or 0)
     inner, state, kernel, groups = (
         header.get_int(f"ssm.{name}") or 0
         for name in ("inner_size", "state_size", "conv_kernel", "group_count")
     )
-    if not n_layers or not inner or not state:
+    if n_layers <= 0 or not inner or not state:
         return None
     has_attention = _attention_layers(header, n_layers)
     if has_attention is None:
@@ -93,5 +97,8 @@ def _attention_layers(header: ModelHeader, n_layers: int) -> list[bool] | None:
     if interval := header.get_int("full_attention_interval") or ATTENTION_INTERVALS.get(arch):
         return [(layer + 1) % interval == 0 for layer in range(n_layers)]
     heads = header.metadata.get(f"{arch}.attention.head_count_kv")
-    counts = kv_size.per_layer_numbers(heads, n_layers) if heads is not None else ()
+    try:
+        counts = kv_size.per_layer_numbers(heads, n_layers) if heads is not None else ()
+    except (TypeError, ValueError, OverflowError):  # the metadata is not valid
+        return None
     return [count > 0 for count in counts] if len(counts) == n_layers else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llmcli.planning.cache_layout import cache_bytes_by_layer
 from llmcli.planning.machine import Machine
 from llmcli.planning.memory_prediction import HOST, distribute, predict_memory
-from llmcli.planning.resolve_options import placed_layout, planned_machine
+from llmcli.planning.plan_placement import placed_layout, planned_machine
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.runtime.binding.model_placement import ModelPlacement

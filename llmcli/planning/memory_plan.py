@@ -408,10 +408,11 @@ def largest_gpu_layers(
     draft_planner: Planner | None = None,
 ) -> int | None:
     """Return the largest number of layers (-ngl) that fit on the GPUs with a context with these
-    options, by dry runs. `placement` is used but for its number of layers. The output matrix counts as one layer. None: no GPU, or unknown.
+    options, by dry runs. The output matrix counts as one layer. `placement`: of which only the
+    number of layers is changed. None: no GPU, or unknown.
 
-    `llmcli plan` reports this number. `-ngl auto` does not use it: `_gpu_layers` in
-    resolve_options.py estimates a number without a dry run.
+    `llmcli plan` reports this number. `-ngl auto` does not use it: plan_placement.py chooses without
+    a dry run.
     """
     gpus = {device.name for device in devices.list_devices() if device.kind in devices.GPU_KINDS}
     if not gpus:

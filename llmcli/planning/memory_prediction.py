@@ -112,7 +112,7 @@ def predict_memory(
             layer.largest_dense if place == HOST else 0,
         )
     output_place = distribution.places[-1]
-    weights[output_place] += layout.output if output_place != HOST or not layout.is_tied else 0
+    weights[output_place] += layout.output
     used = {place for place in distribution.places if place != HOST}
     used |= {place for place, _ in layout.pinned if place != HOST}
     is_pipeline = (
@@ -164,7 +164,7 @@ def compute_bytes(
     return 4 * rows * values + copies * inputs + scores + logits + GRAPH_BYTES
 
 
-def split_evenly(counts: Sequence[int]) -> tuple[float, ...]:
+def split_for_counts(counts: Sequence[int]) -> tuple[float, ...]:
     """Return the proportions with which llama.cpp gives each device exactly `counts` layers."""
     # Half a layer less for the first device keeps rounding of the shares away from their bounds.
     last = max((index for index, count in enumerate(counts) if count), default=0)

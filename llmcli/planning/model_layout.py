@@ -50,8 +50,9 @@ class ModelLayout:
 
     - `layers`: by number of the layer.
     - `inputs`: embeddings, which always stay on the host, and of which a token reads one row.
-    - `output`: the output matrix and its norm. A model without an output matrix uses the embeddings
-      (`is_tied`), of which a device then gets a copy.
+    - `output`: the output matrix and its norm. A model without an output matrix uses the embeddings,
+      of which a device then gets a copy, and so does the host if it repacks them for its kernels;
+      `tied_bytes` is the size of this copy.
     - `expert_share`: the part of the experts that a token reads.
     - `width`, `ffn_width`, `n_vocab`: values of a token between layers, of the widest product inside
       a layer, and of a row of logits.
@@ -64,7 +65,7 @@ class ModelLayout:
     layers: tuple[LayerWeights, ...]
     inputs: int
     output: int
-    is_tied: bool
+    tied_bytes: int
     expert_share: float
     width: int
     ffn_width: int
@@ -76,12 +77,10 @@ class ModelLayout:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all weights in the file."""
-        tied = self.output if self.is_tied else 0
+        """Return the bytes of all weights that are loaded."""
         pinned = sum(weights.nbytes for _, weights in self.pinned)
-        return (
-            self.inputs + self.output - tied + pinned + sum(layer.nbytes for layer in self.layers)
-        )
+        layers = sum(layer.nbytes for layer in self.layers)
+        return self.inputs + self.output - self.tied_bytes + pinned + layers
 
     @property
     def has_experts(self) -> bool:
@@ -106,8 +105,10 @@ def read_layout(
     of its own, by its name: the index of a device, or -1 for the host. Otherwise it returns None.
     """
     n_layers = header.get_int("block_count") or 0
+    # llama.cpp does not load the layers that predict further tokens (load_mtp)
+    n_loaded = n_layers - (header.get_int("nextn_predict_layers") or 0)
     layers = [LayerWeights()] * n_layers
-    inputs = output = 0
+    inputs = output = tied_bytes = 0
     names = {tensor.name for tensor in header.tensors}
     width = n_vocab = widest = 0
     pinned: dict[int, LayerWeights] = {}
@@ -126,10 +127,11 @@ def read_layout(
             output += 0 if is_input else size
             if name == EMBEDDING:
                 width, n_vocab = tensor.shape[0], tensor.shape[-1]
-                output += size if OUTPUT not in names else 0
+                tied_bytes = size if OUTPUT not in names else 0
+                output += tied_bytes
             continue
         layer = int(found[1])
-        if layer >= n_layers:
+        if layer >= n_loaded:
             continue
         layers[layer] = layers[layer].with_tensor(name, size)
         if len(tensor.shape) == 2:
@@ -146,7 +148,7 @@ def read_layout(
         tuple(layers),
         inputs,
         output,
-        OUTPUT not in names and EMBEDDING in names,
+        tied_bytes,
         min(1.0, n_used / n_experts) if n_experts and n_used else 1.0,
         width,
         widest,

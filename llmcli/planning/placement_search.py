@@ -19,7 +19,7 @@ from llmcli.planning.memory_prediction import (
     PredictedMemory,
     distribute,
     predict_memory,
-    split_evenly,
+    split_for_counts,
 )
 from llmcli.planning.model_layout import ModelLayout
 from llmcli.planning.speed_estimate import seconds_per_token
@@ -217,7 +217,9 @@ class PlacementSearch:
             counts = self._count_layers(shares, n_moved, n_host_experts, n_ctx)
             if counts is None:
                 return None
-            placement = ModelPlacement(layers, split_evenly(counts), cpu_moe_layers=n_host_experts)
+            placement = ModelPlacement(
+                layers, split_for_counts(counts), cpu_moe_layers=n_host_experts
+            )
             return placement if self.evaluate(placement, n_ctx).can_run else None
 
         best, low, high = build(1.0), 0.0, 1.0
@@ -294,9 +296,8 @@ class PlacementSearch:
 
     def _cache_of(self, n_ctx: int) -> Sequence[int]:
         """Return the bytes of the cache of each layer."""
-        cache = tuple(self._cache_bytes(replace(self.options, n_ctx=n_ctx)))
-        n_layers = len(self.layout.layers)
-        return (*cache, *(0,) * (n_layers - len(cache)))
+        cache = self._cache_bytes(replace(self.options, n_ctx=n_ctx))
+        return cache or (0,) * len(self.layout.layers)
 
 
 def _shorter_contexts(n_ctx: int) -> Iterator[int]:

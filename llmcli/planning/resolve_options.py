@@ -2,8 +2,6 @@
 model file, before anything is loaded: context size, threads, GPU layers, flash attention.
 """
 
-import functools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,26 +9,24 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning.attention_stub import HeadShape
-from llmcli.planning.cache_layout import cache_bytes_by_layer
 from llmcli.planning.flash_attention_probe import AttentionCase, is_faster_without_flash
 from llmcli.planning.machine import Machine, read_machine
-from llmcli.planning.model_layout import ModelLayout, read_layout
-from llmcli.planning.placement_search import (
-    PlacementRequest,
-    PlacementSearch,
-    PlannedPlacement,
+from llmcli.planning.model_layout import read_layout
+from llmcli.planning.placement_search import PlannedPlacement
+from llmcli.planning.plan_placement import (
+    parse_expert_layers,
+    parse_layers,
+    plan_placement,
+    planned_machine,
 )
-from llmcli.planning.tensor_patterns import find_place, matches_any
+from llmcli.planning.tensor_patterns import matches_any
 from llmcli.planning.thread_count import choose_threads
-from llmcli.planning.used_devices import use_devices
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.cache_types import check_cache_types
-from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
-from llmcli.runtime.binding.model_placement import HOST_BUFFER, ON_HOST, ModelPlacement
+from llmcli.runtime.binding.model_placement import ModelPlacement
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
-from llmcli.runtime.requests.placement_options import PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
@@ -84,7 +80,7 @@ def resolve_options(
                 f"--override-tensor: no tensor of {header.path.name} matches {override.pattern!r}; "
                 f"llmcli show {header.path.name} --tensors lists their names"
             )
-    if _parse_expert_layers(options.cpu_moe) and not read_layout(header).has_experts:
+    if parse_expert_layers(options.cpu_moe) and not read_layout(header).has_experts:
         warn(f"{header.path.name} has no experts: --n-cpu-moe and --cpu-moe have no effect")
     planned = plan_placement(header, options, machine, default_size, slots)
     machine = planned_machine(options, machine)
@@ -101,64 +97,6 @@ def resolve_options(
     return filled, planned.placement
 
 
-def plan_placement(
-    header: ModelHeader, options: RunOptions, machine: Machine, default_size: int, slots: int = 1
-) -> PlannedPlacement:
-    """Return the placement and the context that suit a machine. `default_size`: the longest context
-    to choose if the user has set none. Raises UserError for a value of -ngl that is not a number,
-    auto or all.
-    """
-    layers = _parse_layers(options.gpu_layers)
-    machine = planned_machine(options, machine)
-    context = ContextOptions(
-        default_size,
-        options.batch_size,
-        options.ubatch_size,
-        slots,
-        type_k=options.cache_type_k,
-        type_v=options.cache_type_v,
-        flash_attn=options.flash_attn,
-        n_outputs=slots,
-        offload_kqv=options.kv_offload,
-        swa_full=options.reproducible,
-    )
-    request = PlacementRequest(
-        default_size,
-        layers if machine.devices else 0,
-        _parse_expert_layers(options.cpu_moe),
-        options.tensor_split,
-        options.ctx_size,
-        bool(options.devices or options.tensor_split or options.split_mode != "layer"),
-    )
-    search = PlacementSearch(
-        placed_layout(header, options, machine),
-        machine,
-        context,
-        functools.cache(lambda each: cache_bytes_by_layer(header, each) or ()),
-    )
-    planned = search.choose(request)
-    return replace(planned, placement=options.apply_to(planned.placement))
-
-
-def planned_machine(options: RunOptions, machine: Machine) -> Machine:
-    """Return the machine with only the devices that a run uses, in the order in which llama.cpp
-    puts layers on them. Raises UserError for a device that is not there.
-    """
-    is_offloaded = any(entry.buffer != HOST_BUFFER for entry in options.tensor_overrides)
-    if _parse_layers(options.gpu_layers) == 0 and not is_offloaded:
-        return machine.without_devices()
-    return use_devices(machine, options)
-
-
-def placed_layout(header: ModelHeader, options: PlacementOptions, machine: Machine) -> ModelLayout:
-    """Return the layout of a model with the places of --override-tensor. `machine`: that of
-    `planned_machine`.
-    """
-    names = [device.name for device in machine.devices]
-    layout = read_layout(header, find_place(options.tensor_overrides, names))
-    return replace(layout, is_mapped=options.apply_to(ON_HOST).maps_file)
-
-
 def _note_lowered_defaults(
     header: ModelHeader,
     options: RunOptions,
@@ -172,7 +110,7 @@ def _note_lowered_defaults(
     weights = format_size(header.tensor_bytes)
     free = {device.name: device.free_bytes for device in machine.devices}
     on_devices = " + ".join(format_size(nbytes) for nbytes in free.values())
-    if machine.devices and _parse_layers(options.gpu_layers) is None:
+    if machine.devices and parse_layers(options.gpu_layers) is None:
         reason = f"because {on_devices} are free there (weights {weights})"
         if not placement.gpu_layers and header.tensor_bytes <= sum(free.values()):
             note(
@@ -181,7 +119,8 @@ def _note_lowered_defaults(
             )
         elif 0 <= placement.gpu_layers <= layers:
             note(
-                f"{placement.gpu_layers} of {layers} layers are on the GPU, {reason}; "
+                f"{placement.gpu_layers} of {layers + 1} layers (with the output) are on the GPU, "
+                f"{reason}; "
                 "-ngl N overrides this"
             )
         if placement.cpu_moe_layers and options.cpu_moe == "auto":
@@ -435,31 +374,3 @@ def _vocabulary_size(header: ModelHeader) -> int:
         (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"),
         0,
     )
-
-
-def _parse_layers(value: str) -> int | None:
-    """Return the number of layers that a value of -ngl asks for; -1: all; None: auto. Raises
-    UserError for anything else.
-    """
-    requested = value.strip().lower()
-    if requested in ("auto", "all"):
-        return None if requested == "auto" else -1
-    if not re.fullmatch(r"-?[0-9]{1,6}", requested):
-        raise UserError(
-            f"--gpu-layers is {value!r}", hint="-ngl takes a number of layers, auto or all"
-        )
-    return int(requested)
-
-
-def _parse_expert_layers(value: str) -> int | None:
-    """Return the number of layers that a value of --n-cpu-moe asks for; -1: all; None: auto. Raises
-    UserError for anything else.
-    """
-    requested = value.strip().lower()
-    if requested in ("auto", "all"):
-        return None if requested == "auto" else -1
-    if not re.fullmatch(r"[0-9]{1,6}", requested):
-        raise UserError(
-            f"--n-cpu-moe is {value!r}", hint="--n-cpu-moe takes a number of layers, auto or all"
-        )
-    return int(requested)

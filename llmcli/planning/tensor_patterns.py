@@ -34,8 +34,12 @@ def find_place(
     overrides: Sequence[TensorOverride], device_names: Sequence[str]
 ) -> Callable[[str], int | None]:
     """Return a function that returns the place of a tensor, by its name: the index of its device
-    among `device_names`, -1 for the host, or None if no override matches.
+    among `device_names`, -1 for the host, or None if no override matches. Raises UserError for a
+    device that is not there.
     """
+    missing = {entry.buffer for entry in overrides} - {HOST_BUFFER, *device_names}
+    if missing:
+        raise UserError(f"--override-tensor: there is no device {', '.join(sorted(missing))}")
     places = [
         (
             re.compile(override.pattern, re.ASCII),

@@ -21,6 +21,7 @@ from llmcli.hardware import host, rpc_workers
 from llmcli.runtime.binding import devices, library
 from llmcli.runtime.binding.cache_types import check_cache_types
 from llmcli.runtime.model_identity import content_hash
+from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from quant.json_dataclasses import decode_value, parse_object, read_file
 from quant.model_file.model_header import ModelHeader
@@ -42,6 +43,7 @@ MAX_NUMBERS = {
 }
 PROFILE_FIELDS = tuple(SETTING_FLAGS)
 MAX_FILE_BYTES = 1 << 16  # maximum size of a profile file
+PLACEMENT_MARK = "; placement: "  # between the machine and the placement of a profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class TunedProfile:
     @property
     def is_current(self) -> bool:
         """Return whether the profile was measured on this machine with this build of llama.cpp."""
-        return (self.machine, self.build) == (rpc_workers.machine_and_workers(), build_identity())
+        machine, _, _ = self.machine.partition(PLACEMENT_MARK)
+        return (machine, self.build) == (rpc_workers.machine_and_workers(), build_identity())
 
 
 def build_identity() -> str:
@@ -102,7 +105,7 @@ def apply_profile(
     profile = (
         None
         if options.reproducible or has_typed_layers or not _has_profiles(config, warn)
-        else find_profile(header, config, warn)
+        else find_profile(header, config, warn, options)
     )
     if profile is None:
         return options
@@ -137,17 +140,30 @@ def _has_profiles(config: Config, warn: Callable[[str], None]) -> bool:
         return False
 
 
+def profile_machine(placement: PlacementOptions) -> str:
+    """Return the text that identifies this machine with its workers and, if any is typed, the
+    placement: a profile of other devices does not apply.
+    """
+    identity = placement.placement_identity
+    mark = f"{PLACEMENT_MARK}{identity}" if identity else ""
+    return f"{rpc_workers.machine_and_workers()}{mark}"
+
+
 def find_profile(
-    header: ModelHeader, config: Config, warn: Callable[[str], None]
+    header: ModelHeader,
+    config: Config,
+    warn: Callable[[str], None],
+    placement: PlacementOptions = NO_PLACEMENT,
 ) -> TunedProfile | None:
-    """Return the profile of this model for this machine and this build of llama.cpp, or None if
-    there is none. `warn` receives a message about a profile that cannot be read.
+    """Return the profile of this model for this machine, this placement and this build of
+    llama.cpp, or None if there is none. `warn` receives a message about a profile that cannot be
+    read.
     """
     try:
         fingerprint = content_hash(header)
     except OSError:  # loading the model will report this error
         return None
-    path = profile_path(config, fingerprint, rpc_workers.machine_and_workers(), build_identity())
+    path = profile_path(config, fingerprint, profile_machine(placement), build_identity())
     try:
         profile = read_profile(path)
     except FileNotFoundError:

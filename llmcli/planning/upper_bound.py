@@ -26,7 +26,7 @@ def upper_bound_bytes(header: ModelHeader, options: ContextOptions) -> int:
     return (
         int(header.tensor_bytes * (1 + REPACKED_RATIO))
         + _cache_bytes(header, options)
-        + _buffer_bytes(header, options)
+        + buffer_bytes(header, options)
     )
 
 
@@ -57,7 +57,7 @@ def _cache_bytes(header: ModelHeader, options: ContextOptions) -> int:
     )
 
 
-def _buffer_bytes(header: ModelHeader, options: ContextOptions) -> int:
+def buffer_bytes(header: ModelHeader, options: ContextOptions) -> int:
     """Return an upper bound of the bytes of the compute and output buffers, and of llama.cpp's
     bookkeeping for the cells.
     """

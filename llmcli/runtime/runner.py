@@ -18,7 +18,7 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
+from llmcli.runtime.binding.model_placement import EVERYWHERE, ON_HOST, ModelPlacement
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import no_cache_error
 from llmcli.runtime.binding.sampler import NativeChains
@@ -195,6 +195,10 @@ class Runner:
         breakdown = context.memory_breakdown()
         self._kv_bytes = breakdown.context_bytes if breakdown else None
         self._compute_bytes = breakdown.compute_bytes if breakdown else None
+        # bytes of weights in pages that the system counts as free, but that must stay in memory
+        self.mapped_bytes = 0
+        if parts.options.apply_to(ON_HOST).maps_file:
+            self.mapped_bytes = breakdown.mapped_bytes if breakdown else self.header.tensor_bytes
         # bytes of the context that computes prompts
         self.prefill_bytes = parts.prefill_context.nbytes if parts.prefill_context else 0
         self._known_turn_marks: frozenset[int] | None = None  # None until they are needed

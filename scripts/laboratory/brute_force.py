@@ -7,7 +7,7 @@ are tried; on two devices with every split, and on more devices in proportion to
 import itertools
 from collections.abc import Iterator, Sequence
 
-from llmcli.planning.memory_prediction import split_evenly
+from llmcli.planning.memory_prediction import split_for_counts
 from llmcli.planning.placement_search import (
     LEAST_TOKENS,
     MIN_TOKENS,
@@ -80,7 +80,7 @@ def _splits(
     if len(devices) == 2:
         least = [int(device.kind == "rpc") for device in devices]  # workers were asked for
         for first in range(least[0], n_moved + 1 - least[1]):
-            yield split_evenly((first, n_moved - first))
+            yield split_for_counts((first, n_moved - first))
         return
     by_memory = sorted(range(len(devices)), key=lambda index: -devices[index].usable_bytes)
     for size in range(1, len(devices) + 1):

@@ -25,12 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
 from llmcli.planning.cache_layout import cache_bytes_by_layer
+from llmcli.planning.machine import offload_devices
 from llmcli.planning.memory_plan import open_memory_planner
 from llmcli.planning.memory_prediction import (
     PredictedMemory,
     distribute,
     predict_memory,
-    split_evenly,
+    split_for_counts,
 )
 from llmcli.planning.model_layout import ModelLayout, read_layout
 from llmcli.runtime.binding.context_options import ContextOptions
@@ -50,16 +51,21 @@ CONTEXTS = (
     ContextOptions(8192, n_seq_max=16, n_outputs=16),
     ContextOptions(32_768, type_k="q8_0", type_v="q8_0"),
 )
+ROOT = Path(__file__).parents[2]
+LLMCLI = (sys.executable, "-m", "llmcli.app")  # of this checkout
 READY = re.compile(r"(127\.0\.0\.1:\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Predicted and reported bytes on a device."""
+    """Predicted and reported bytes on a device. `copied`: embeddings that are also the output matrix,
+    of which a host has a copy only if it repacks them.
+    """
 
     what: str
     device: str
     predicted: PredictedMemory
+    copied: int
     weights: int
     kv: int
     compute: int
@@ -67,14 +73,12 @@ class Comparison:
     @property
     def fault(self) -> str:
         """Return how the prediction is wrong; "" if it is not."""
-        wrong = [
-            f"{name} {predicted:,} instead of {reported:,}"
-            for name, predicted, reported in (
-                ("weights", self.predicted.weights, self.weights),
-                ("KV cache", self.predicted.kv, self.kv),
-            )
-            if predicted != reported
-        ]
+        wrong = []
+        extra = self.predicted.weights - self.weights
+        if extra and not (self.device == HOST_DEVICE and extra == self.copied):
+            wrong.append(f"weights {self.predicted.weights:,} instead of {self.weights:,}")
+        if self.predicted.kv != self.kv:
+            wrong.append(f"KV cache {self.predicted.kv:,} instead of {self.kv:,}")
         if self.predicted.compute < self.compute:
             wrong.append(f"buffers {self.predicted.compute:,} for {self.compute:,}")
         return ", ".join(wrong)
@@ -86,20 +90,20 @@ def placements(layout: ModelLayout, n_devices: int) -> Iterator[tuple[str, Model
     yield "host", ModelPlacement(0)
     if not n_devices:
         return
-    yield "one device", ModelPlacement(-1, split_evenly([n_parts] + [0] * (n_devices - 1)))
+    yield "one device", ModelPlacement(-1, split_for_counts([n_parts] + [0] * (n_devices - 1)))
     yield (
         "a third",
-        ModelPlacement(n_parts // 3, split_evenly([n_parts // 3] + [0] * (n_devices - 1))),
+        ModelPlacement(n_parts // 3, split_for_counts([n_parts // 3] + [0] * (n_devices - 1))),
     )
     if n_devices > 1:
         first = n_parts * 2 // 5
-        yield "two devices", ModelPlacement(-1, split_evenly((first, n_parts - first)))
+        yield "two devices", ModelPlacement(-1, split_for_counts((first, n_parts - first)))
         yield "by free memory", ModelPlacement(n_parts * 3 // 4)
     if layout.has_experts:
         yield (
             "experts of half on the host",
             ModelPlacement(
-                -1, split_evenly([n_parts] + [0] * (n_devices - 1)), cpu_moe_layers=n_parts // 2
+                -1, split_for_counts([n_parts] + [0] * (n_devices - 1)), cpu_moe_layers=n_parts // 2
             ),
         )
 
@@ -123,15 +127,16 @@ def compare(header: ModelHeader, devices: list[tuple[str, int]]) -> Iterator[Com
                 names = [HOST_DEVICE, *(device for device, _ in devices)]
                 for device, memory in zip(names, predicted, strict=True):
                     share = reported.get(device)
-                    # repacked weights are copies of mapped ones
-                    weights = 0 if share is None else share.weights or 0
-                    if device == HOST_DEVICE:
-                        weights = memory.weights
+                    weights = 0 if share is None else (share.weights or 0) + (share.repacked or 0)
+                    if share is not None:
+                        # of the mapped file, what was copied into another layout is not read again
+                        weights -= share.droppable or 0
                     yield Comparison(
                         f"{header.path.stem}, {name}, {options.n_ctx} tokens, "
                         f"-ub {options.n_ubatch}, -fa {options.flash_attn}",
                         device,
                         memory,
+                        layout.tied_bytes,
                         weights,
                         (share.kv or 0) if share else 0,
                         (share.compute or 0) + share.output if share else 0,
@@ -149,7 +154,7 @@ def open_workers(count: int) -> Iterator[list[str]]:
             process = stack.enter_context(
                 subprocess.Popen(
                     [
-                        str(Path(sys.executable).with_name("llmcli")),
+                        *LLMCLI,
                         "worker",
                         "--rpc",
                         "--port",
@@ -157,6 +162,7 @@ def open_workers(count: int) -> Iterator[list[str]]:
                         "-t",
                         "1",
                     ],
+                    cwd=ROOT,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -182,7 +188,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, open_workers(args.workers) as addresses:
         rpc_workers.add_workers(tuple(addresses))
         devices = [
-            (device.name, device.free_bytes) for device in list_devices() if device.kind == "gpu"
+            (device.name, device.free_bytes) for device in offload_devices(list_devices(), 1.0)
         ]
         for model in MODELS:
             if not re.search(args.only, model.name):
@@ -195,6 +201,8 @@ def main() -> int:
                 n_faults += bool(each.fault)
                 if each.fault or args.verbose:
                     print(f"{each.what}, {each.device}: {each.fault or 'as reported'}", flush=True)
+    if not ratios:
+        raise SystemExit(f"no model matches {args.only!r}")
     print(
         f"{len(ratios)} comparisons, {n_faults} faults; buffers are overestimated by "
         f"{statistics.median(ratios):.2f} times (median; least {min(ratios):.2f}, most "

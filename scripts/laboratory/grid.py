@@ -15,26 +15,22 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from llmcli.planning.cache_layout import cache_bytes_by_layer
 from llmcli.planning.machine import Machine
 from llmcli.planning.model_layout import ModelLayout, read_layout
 from llmcli.planning.placement_search import (
     PROCESS_BYTES,
-    PlacementRequest,
-    PlacementSearch,
     PlannedPlacement,
 )
-from llmcli.planning.resolve_options import DEFAULT_MAX_CTX, plan_placement
+from llmcli.planning.plan_placement import build_search, plan_placement
+from llmcli.planning.resolve_options import DEFAULT_MAX_CTX
 from llmcli.planning.thread_count import choose_threads, seconds_with_threads
-from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.engine.chunk_rows import PassLimits, choose_max_rows
 from llmcli.runtime.engine.watchdog import WatchedWork, limit_seconds
 from llmcli.runtime.kv_cache.host_budget import HostMemory, host_budget
@@ -145,7 +141,7 @@ def find_faults(point: GridPoint, planned: PlannedPlacement) -> list[str]:
     if planned.fits:
         require(host.total + shared + PROCESS_BYTES <= free, "the weights do not stay in memory")
     weights = sum(share.weights for share in planned.memory)
-    copies = layout.output if layout.is_tied else 0  # a device gets a copy of the embeddings
+    copies = layout.tied_bytes  # a device gets a copy of the embeddings
     require(layout.nbytes <= weights <= layout.nbytes + copies, "the weights are not all placed")
     if options.ctx_size is not None:
         require(planned.n_ctx == options.ctx_size, "-c was changed")
@@ -165,29 +161,9 @@ def find_faults(point: GridPoint, planned: PlannedPlacement) -> list[str]:
 
 def best_score_share(point: GridPoint, planned: PlannedPlacement) -> float | None:
     """Return the objective of a plan as a share of the best placement's; None if none fits."""
-    options = point.options
-    layers = None if options.gpu_layers == "auto" else int(options.gpu_layers)
-    machine = point.machine.without_devices() if layers == 0 else point.machine
-    experts = {"auto": None, "all": -1}[options.cpu_moe]
-    request = PlacementRequest(
-        point.default_size, layers, experts, options.tensor_split, options.ctx_size
+    search, request = build_search(
+        point.header, point.options, point.machine, point.default_size, point.slots
     )
-    context = ContextOptions(
-        point.default_size,
-        options.batch_size,
-        options.ubatch_size,
-        point.slots,
-        type_k=options.cache_type_k,
-        type_v=options.cache_type_v,
-        flash_attn=options.flash_attn,
-        n_outputs=point.slots,
-        offload_kqv=options.kv_offload,
-        swa_full=options.reproducible,
-    )
-    cached: Callable[[ContextOptions], Any] = cache(
-        lambda each: cache_bytes_by_layer(point.header, each) or ()
-    )
-    search = PlacementSearch(read_layout(point.header), machine, context, cached)
     step = max(1, point.model.layers // TRIED_LAYERS)
     best = brute_force.best_plan(search, request, step, 1024)
     if best is None:

@@ -5,8 +5,8 @@ llama.cpp's dry run lays them out like the real files. The shapes are those of t
 configurations; the vocabulary has no words, only its size.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class LabModel:
     - `window`, `window_period`: the sliding window, and of how many layers the last has none.
     - `q_rank`, `kv_rank`, `rope_values`, `value_length`: of latent attention (MLA).
     - `kv_layers`: of a hybrid, the layers with attention; the others have recurrent state.
-    - `extra`: further metadata, without the name of the architecture.
+    - `next_layers`: layers that predict further tokens (MTP), of `layers` the last.
     """
 
     name: str
@@ -51,7 +51,7 @@ class LabModel:
     rope_values: int = 0
     value_length: int = 0
     kv_layers: tuple[int, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    next_layers: int = 0
 
 
 QWEN2, QWEN3 = 151_936, 151_936
@@ -135,12 +135,13 @@ MODELS = (
         window_period=2,
     ),
     LabModel(
-        *("GLM-4.5-Air", "glm4moe", 46, 4096, 96, 8, 128, 10_944, 151_552, 131_072),
+        *("GLM-4.5-Air", "glm4moe", 47, 4096, 96, 8, 128, 10_944, 151_552, 131_072),
         experts=128,
         used_experts=8,
         expert_ffn=1408,
         shared_experts=1,
         dense_layers=1,
+        next_layers=1,
     ),
     # latent attention
     LabModel(
@@ -239,7 +240,8 @@ def metadata(model: LabModel) -> dict[str, Any]:
         }
     if model.arch == "mamba":
         settings |= {"attention.head_count": 0, "attention.head_count_kv": 0}
-    settings |= model.extra
+    if model.next_layers:
+        settings["nextn_predict_layers"] = model.next_layers
     return {f"{model.arch}.{key}": value for key, value in settings.items()}
 
 
@@ -254,12 +256,8 @@ def tensors(model: LabModel) -> Iterator[Tensor]:
         yield "output.weight", (model.width, model.vocab)
 
 
-def write_header(
-    model: LabModel, path: Path, file_type: str = "Q4_K_M", padding: bool = True
-) -> Path:
-    """Write the file of a model, and return its path. `file_type`: "Q4_K_M", "Q8_0" or "F16".
-    `padding`: give the file its real size.
-    """
+def write_header(model: LabModel, path: Path, file_type: str = "Q4_K_M") -> Path:
+    """Write the file of a model, and return its path. `file_type`: "Q4_K_M", "Q8_0" or "F16"."""
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_name(model.name)
     for key, value in metadata(model).items():
@@ -288,7 +286,7 @@ def write_header(
     writer.close()
     with path.open("r+b") as stream:
         header_bytes = gguf.GGUFWriter.ggml_pad(stream.seek(0, 2), writer.data_alignment)
-        stream.truncate(header_bytes + (n_bytes if padding else 0))
+        stream.truncate(header_bytes + n_bytes)
     return path
 
 
@@ -316,6 +314,10 @@ def _layer_tensors(model: LabModel, layer: int) -> Iterator[Tensor]:
     if model.arch.startswith("gemma"):
         yield "post_attention_norm.weight", (model.width,)
         yield "post_ffw_norm.weight", (model.width,)
+    if layer >= model.layers - model.next_layers:
+        yield "nextn.eh_proj.weight", (2 * model.width, model.width)
+        yield "nextn.enorm.weight", (model.width,)
+        yield "nextn.hnorm.weight", (model.width,)
     if model.experts and layer >= model.dense_layers:
         yield from _expert_tensors(model)
     elif model.arch == "phi3":

@@ -28,6 +28,8 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import ON_HOST
 from quant.model_file.read_header import read_header
 
+ROOT = Path(__file__).parents[2]
+LLMCLI = (sys.executable, "-m", "llmcli.app")  # of this checkout
 GENERATED_TOKENS = 32
 
 
@@ -35,7 +37,8 @@ def measure(model: str, depth: int, threads: int) -> dict[str, float | str]:
     """Return the measured tokens per second, the bandwidth of the machine, and the file."""
     words = f"bench {model} -p 0 -n {GENERATED_TOKENS} -d {depth} -r 1 -t {threads} --json"
     done = subprocess.run(
-        [str(Path(sys.executable).with_name("llmcli")), *words.split(), "--no-history"],
+        [*LLMCLI, *words.split(), "--no-history"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,

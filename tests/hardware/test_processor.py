@@ -102,10 +102,10 @@ def test_without_files_each_cpu_is_a_core(tmp_path: Path) -> None:
 def test_macos_leaves_efficiency_cores_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     numbers = {"hw.perflevel0.physicalcpu": 8, "hw.perflevel1.physicalcpu": 4, "hw.physicalcpu": 12}
     monkeypatch.setattr(processor, "_read_sysctl", numbers.get)
-    found = read(tmp_path, 12, "Darwin")
+    found = read(tmp_path / "arm", 12, "Darwin")
     assert (found.usable_cores, found.efficiency_cores, found.usable_cpus) == (8, 4, 12)
     monkeypatch.setattr(processor, "_read_sysctl", {"hw.physicalcpu": 6}.get)  # Intel
-    assert read(tmp_path, 12, "Darwin").usable_cores == 6
+    assert read(tmp_path / "intel", 12, "Darwin").usable_cores == 6
 
 
 def test_lists_of_the_kernel() -> None:

@@ -1,7 +1,5 @@
 """The limits of a server's engine, on a CPU and on a GPU."""
 
-from pathlib import Path
-
 import pytest
 
 from llmcli.model_loader import open_server_model
@@ -10,7 +8,7 @@ from llmcli.runtime.binding import devices
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.runner import Runner
-from tests.fixtures.fakes import fake_header, fake_runner
+from tests.fixtures.fakes import fake_runner
 
 
 def make_schedule(runner: Runner) -> Schedule:
@@ -33,12 +31,17 @@ def test_cells_on_a_gpu_are_not_copied_while_the_pool_has_room(
 
 
 def test_the_budget_of_states_follows_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    header = fake_header(Path("fake.gguf"))
+    mapped = 12_345
     monkeypatch.setattr(state_budget, "address_free_bytes", lambda: None)
     for free, group, held in ((10**9, None, 0), (10**9, 10**8, 0), (10**8, None, 10**8)):
         monkeypatch.setattr(state_budget, "available_memory", lambda free=free: free)
         monkeypatch.setattr(state_budget, "group_free_bytes", lambda group=group: group)
-        expected = (min(free, group or free) + held - header.tensor_bytes) // 2
-        assert state_budget.state_budget(header, held) == expected
+        expected = (min(free, group or free) + held - mapped) // 2
+        assert state_budget.state_budget(mapped, held) == expected
     monkeypatch.setattr(state_budget, "available_memory", lambda: None)
-    assert state_budget.state_budget(header) == 0
+    assert state_budget.state_budget(mapped) == 0
+    # a limit of the address space already counts the mapped file
+    monkeypatch.setattr(state_budget, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(state_budget, "group_free_bytes", lambda: None)
+    monkeypatch.setattr(state_budget, "address_free_bytes", lambda: 10**6)
+    assert state_budget.state_budget(mapped) == 500_000

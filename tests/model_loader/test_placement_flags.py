@@ -171,7 +171,7 @@ def test_every_command_that_runs_a_model_has_the_options(command: str) -> None:
     assert set(wanted.split()) <= set(options)
 
 
-def test_contradictions_are_told_before_a_model_is_opened(llmcli: Callable[..., Done]) -> None:
+def test_contradictions_are_errors_before_a_model_is_opened(llmcli: Callable[..., Done]) -> None:
     for words, message in (
         (("run", "x.gguf", "hi", "--reproducible", "-ot", "a=CPU"), "have no effect"),
         (("run", "x.gguf", "hi", "-cmoe", "-ncmoe", "1"), "--n-cpu-moe those of 1"),
@@ -181,3 +181,9 @@ def test_contradictions_are_told_before_a_model_is_opened(llmcli: Callable[..., 
     ):
         done = llmcli(*words)
         assert (done.code, message in done.err) == (2, True), (words, done.err)
+
+
+def test_the_first_gpu_is_typed_too() -> None:
+    assert PlacementFlags(main_gpu=0).typed == ("main_gpu",)
+    with pytest.raises(UsageError, match="--main-gpu names the only device"):
+        PlacementFlags(main_gpu=0).parse()

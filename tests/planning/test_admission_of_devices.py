@@ -15,7 +15,7 @@ from llmcli.planning import admission, memory_plan, nearest_fit
 from llmcli.planning.device_shares import share_devices
 from llmcli.planning.machine import Machine, OffloadDevice
 from llmcli.planning.memory_plan import DeviceMemory
-from llmcli.planning.resolve_options import plan_placement
+from llmcli.planning.plan_placement import plan_placement
 from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.runtime.binding.model import AllocationError
@@ -145,7 +145,7 @@ def test_a_device_that_is_gone_at_the_load_is_one_line(
     failure = AllocationError("llama.cpp cannot load x: unable to allocate CUDA0 buffer", hint="?")
     error = admission.explain_failed_load(plan, failure)
     assert str(error).count("\n") == 0
-    assert "it fitted when it was planned, but now 32.0 GiB on CPU, 0 B on CUDA0" in str(error)
+    assert "32.0 GiB on CPU, 0 B on CUDA0, 0 B on CUDA1 are free now" in str(error)
     assert error.hint == "-ngl 0 would fit; llmcli plan tiny shows more"
 
 

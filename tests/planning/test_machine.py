@@ -54,7 +54,7 @@ def test_this_machine_is_read() -> None:
 def layout(nbytes: int, n_layers: int) -> ModelLayout:
     """Return a model of `nbytes` bytes that a token reads completely."""
     layer = LayerWeights(nbytes // n_layers)
-    return ModelLayout((layer,) * n_layers, 0, 0, False, 1.0, 1, 1, 1, 1, 1)
+    return ModelLayout((layer,) * n_layers, 0, 0, 0, 1.0, 1, 1, 1, 1, 1)
 
 
 def test_a_small_model_gets_fewer_threads_than_there_are_cores() -> None:

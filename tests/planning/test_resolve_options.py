@@ -92,7 +92,7 @@ def test_layers_that_do_not_fit_on_the_gpu_are_said(trained_on_8192: None) -> No
     assert placement.gpu_layers == 2
     where = format_size(free + DEVICE_RESERVE_BYTES)
     assert notes == [
-        f"2 of 2 layers are on the GPU, because {where} are free there (weights 65.0 KiB); "
+        f"2 of 3 layers (with the output) are on the GPU, because {where} are free there (weights 65.0 KiB); "
         "-ngl N overrides this"
     ]
     for gpu, layers in ((1 << 34, "auto"), (free, "0"), (free, "1"), (None, "auto")):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.planning.tuned_profile import TunedProfile
     from llmcli.runtime.binding.model_placement import ModelPlacement
+    from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -137,13 +138,13 @@ def _tune(
     assert options.threads, options
     default = RunSetting(options.threads, options.threads, flash=options.flash_attn)
     space = _build_space(header, cache_types, default.flash)
-    previous = tuned_profile.find_profile(header, config, ui.warn)
+    previous = tuned_profile.find_profile(header, config, ui.warn, requested)
     try:
         result = _search(header, placement, default, space, objective, budget, ui)
     except KeyboardInterrupt:
         ui.note("stopped: no profile was written; an earlier one is kept")
         raise
-    saved = _build_profile(model, model_identity.content_hash(header), objective, result)
+    saved = _build_profile(model, model_identity.content_hash(header), objective, result, requested)
     path = tuned_profile.save_profile(saved, config)
     if ui.json:
         ui.result(
@@ -256,9 +257,9 @@ def _build_profile(
     content_hash: str,
     objective: str,
     result: "TuningResult",
+    placement: "PlacementOptions",
 ) -> "TunedProfile":
-    from llmcli.hardware import rpc_workers
-    from llmcli.planning.tuned_profile import TunedProfile, build_identity
+    from llmcli.planning.tuned_profile import TunedProfile, build_identity, profile_machine
 
     comparison = result.comparison
     speeds = (
@@ -269,7 +270,7 @@ def _build_profile(
     return TunedProfile(
         model.name,
         content_hash,
-        rpc_workers.machine_and_workers(),
+        profile_machine(placement),
         build_identity(),
         objective,
         _changed_options(result),

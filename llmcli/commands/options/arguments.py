@@ -40,7 +40,7 @@ Ubatch = Annotated[int, typer.Option("-ub", "--ubatch-size", help="Physical batc
 
 
 Threads = Annotated[
-    int | None, typer.Option("-t", "--threads", help="Threads; default: the physical cores.")
+    int | None, typer.Option("-t", "--threads", help="Threads; default: the cores.")
 ]
 
 

@@ -263,12 +263,18 @@ RUNTIME_FLAGS = (
         "context size in tokens; default: the model's, up to 8192",
         "N",
     ),
-    Flag("threads", ("-t", "--threads"), int, "threads; default: the physical cores", "N"),
+    Flag(
+        "threads",
+        ("-t", "--threads"),
+        int,
+        "threads; default: as many cores as suit the model",
+        "N",
+    ),
     Flag(
         "threads_batch",
         ("-tb", "--threads-batch"),
         int,
-        "threads for prompts; default: same as --threads",
+        "threads for prompts; default: --threads if typed, otherwise the cores",
         "N",
     ),
     Flag("batch_size", ("-b", "--batch-size"), int, "logical batch size in tokens [2048]", "N"),
@@ -451,7 +457,7 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--ngram-draft": lambda flags: flags.ngram_draft not in ("auto", "off"),
     "--reproducible": lambda flags: flags.options.reproducible,
     "--rpc": lambda flags: flags.placement.rpc is not None,
-    "the options of the placement": lambda flags: flags.placement.moves_work,
+    "-dev, -sm, -mg, -ts or -ot": lambda flags: flags.placement.moves_work,
     "-p": lambda flags: flags.prompt is not None,
     "-f": lambda flags: flags.file is not None,
     "--raw": lambda flags: flags.raw,
@@ -478,7 +484,7 @@ CONFLICTS = (
     ),
     Conflict(
         "--reproducible",
-        "the options of the placement",
+        "-dev, -sm, -mg, -ts or -ot",
         "--reproducible computes on this machine's processor: "
         "-dev, -sm, -mg, -ts and -ot have no effect",
         "leave them or --reproducible out",

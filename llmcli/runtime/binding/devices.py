@@ -12,6 +12,7 @@ from llmcli.runtime.binding.contract import EXTRA_BUFFER_TYPES, HEADER_NUMBERS
 from llmcli.runtime.binding.library import ggml
 
 HOST_DEVICE, GPU_KINDS = "CPU", ("gpu", "igpu")
+MAPPED_BUFFER = "CPU_Mapped"  # the type of buffers in a mapped file
 DEVICE_KINDS = {
     HEADER_NUMBERS[f"GGML_BACKEND_DEVICE_TYPE_{kind.upper()}"]: kind
     for kind in ("cpu", "gpu", "igpu", "accel", "meta")
@@ -64,7 +65,7 @@ class BufferType:
         """
         return (
             self.device == HOST_DEVICE
-            and self.name not in (HOST_DEVICE, "CPU_Mapped")
+            and self.name not in (HOST_DEVICE, MAPPED_BUFFER)
             and not self.name.endswith("_Host")
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.devices import BufferType, read_buffer_type
+from llmcli.runtime.binding.devices import MAPPED_BUFFER, BufferType, read_buffer_type
 from llmcli.runtime.binding.library import ggml
 
 
@@ -49,6 +49,15 @@ class MemoryBreakdown:
     def compute_bytes(self) -> int:
         """Return the bytes of the buffers for intermediate results of a pass."""
         return sum(buffer.compute_bytes for buffer in self.buffers)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Return the bytes of weights on the host that are used from the mapped file."""
+        return sum(
+            buffer.model_bytes
+            for buffer in self.buffers
+            if buffer.buffer_type.name == MAPPED_BUFFER
+        )
 
     @property
     def repacked_bytes(self) -> int:

@@ -120,7 +120,8 @@ class ParetoRequest:
             rpc_workers.machine_and_workers(),
             self.source.newest_mtime_ns,
         ]
-        key_parts += [self.placement.placement_identity] * (self.placement != NO_PLACEMENT)
+        if identity := self.placement.placement_identity:
+            key_parts.append(identity)
         return hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:32]
 
 

@@ -1,0 +1,57 @@
+"""The bytes of a context by layer: hybrids, and layers that predict further tokens."""
+
+from pathlib import Path
+
+import gguf
+
+from llmcli.planning.cache_layout import cache_bytes_by_layer
+from llmcli.runtime.binding.context_options import ContextOptions
+from quant.model_file.model_header import ModelHeader
+from quant.model_file.read_header import read_header
+
+
+def header_of(folder: Path, arch: str, **settings: int) -> ModelHeader:
+    """Return the header of a file with these settings, in which "__" stands for a dot."""
+    writer = gguf.GGUFWriter(folder / "m.gguf", arch)
+    for key, value in settings.items():
+        writer.add_uint32(f"{arch}.{key.replace('__', '.')}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read_header(folder / "m.gguf")
+
+
+ATTENTION = {
+    "embedding_length": 256,
+    "attention__head_count": 4,
+    "attention__head_count_kv": 2,
+    "context_length": 1024,
+}
+STATES = {
+    "ssm__inner_size": 512,
+    "ssm__state_size": 16,
+    "ssm__conv_kernel": 4,
+    "ssm__group_count": 2,
+}
+
+
+def test_layers_that_predict_further_tokens_store_nothing(tmp_path: Path) -> None:
+    header = header_of(tmp_path, "glm4moe", block_count=5, nextn_predict_layers=1, **ATTENTION)
+    layers = cache_bytes_by_layer(header, ContextOptions(512))
+    assert layers == (512 * 2 * 2 * 64 * 2,) * 4 + (0,)
+
+
+def test_a_hybrid_with_such_layers_has_states_and_attention_in_the_others(tmp_path: Path) -> None:
+    settings = {**ATTENTION, **STATES, "full_attention_interval": 4}
+    header = header_of(tmp_path, "qwen35", block_count=9, nextn_predict_layers=1, **settings)
+    layers = cache_bytes_by_layer(header, ContextOptions(512, n_seq_max=2))
+    assert layers is not None
+    attention, state = 512 * 2 * 2 * 64 * 2, 4 * 2 * (16 * 512 + 3 * (512 + 2 * 2 * 16))
+    assert layers == (state, state, state, attention) * 2 + (0,)
+
+
+def test_metadata_that_is_not_valid_predicts_nothing(tmp_path: Path) -> None:
+    settings = {**ATTENTION, **STATES}
+    header = header_of(tmp_path, "jamba", block_count=2, nextn_predict_layers=7, **settings)
+    assert cache_bytes_by_layer(header, ContextOptions(512)) is None
