@@ -21,8 +21,8 @@ from llmcli.charts.chart import Chart, Table
 from llmcli.charts.html_page import ReportPage
 from llmcli.charts.scale import format_number
 from llmcli.hardware import host
-from llmcli.planning import memory_plan
-from llmcli.planning.memory_plan import MemoryPlan
+from llmcli.planning.dry_runs import memory_plan
+from llmcli.planning.dry_runs.memory_plan import MemoryPlan
 from llmcli.runtime.binding import devices, library
 from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader

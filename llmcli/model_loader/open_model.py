@@ -17,9 +17,10 @@ from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file, rehearse_model
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.model_loader.template_option import read_template_option
-from llmcli.planning import resolve_options, tuned_profile
+from llmcli.planning import resolve_options
 from llmcli.planning.admission import check_memory, explain_failed_load
-from llmcli.planning.run_plan import RunPlan
+from llmcli.planning.dry_runs.run_plan import RunPlan
+from llmcli.planning.measurements import tuned_profile
 from llmcli.planning.state_budget import state_budget
 from llmcli.runtime import reproducible
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES

@@ -72,7 +72,7 @@ class PlacementFlags:
             )
         options = self.parse()
         join_workers(self.rpc, ui)
-        from llmcli.planning.used_devices import resolve_devices
+        from llmcli.planning.placement.used_devices import resolve_devices
 
         return resolve_devices(options)
 
@@ -208,7 +208,7 @@ def _parse_devices(text: str | None) -> tuple[str, ...]:
 
 def _parse_overrides(texts: "list[str] | tuple[str, ...]") -> "tuple[TensorOverride, ...]":
     """Return the overrides in values of --override-tensor. Raises UserError."""
-    from llmcli.planning.tensor_patterns import check_pattern
+    from llmcli.planning.placement.tensor_patterns import check_pattern
     from llmcli.runtime.binding.model_placement import TensorOverride
 
     overrides = []

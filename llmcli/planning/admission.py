@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from llmcli.errors import UserError
 from llmcli.hardware import host, memory_limits
-from llmcli.planning import upper_bound
-from llmcli.planning.cache_layout import cache_bytes_by_layer
-from llmcli.planning.device_shares import share_devices
+from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.machine import read_machine
-from llmcli.planning.placement_search import PROCESS_BYTES
-from llmcli.planning.plan_placement import parse_layers, plan_placement
-from llmcli.planning.run_plan import RunPlan
+from llmcli.planning.placement.device_shares import share_devices
+from llmcli.planning.placement.placement_search import PROCESS_BYTES
+from llmcli.planning.placement.plan_placement import parse_layers, plan_placement
+from llmcli.planning.prediction import upper_bound
+from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.requests.request import RunOptions
@@ -42,7 +42,7 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
     """
     if fit_mode == "off" or _surely_fits(plan):
         return plan
-    from llmcli.planning import nearest_fit  # imported only when needed, because the import is slow
+    from llmcli.planning.dry_runs import nearest_fit
 
     load_checks.check_loadable(plan.header)
     options = plan.options
@@ -93,7 +93,7 @@ def explain_failed_load(plan: RunPlan, error: AllocationError) -> UserError:
     gone since it was checked. Its hint has the nearest settings that fit now.
     """
     # imported only when needed, because the import is slow
-    from llmcli.planning import memory_plan, nearest_fit
+    from llmcli.planning.dry_runs import memory_plan, nearest_fit
 
     nearest = None
     with suppress(UserError):
@@ -143,7 +143,7 @@ def _move_layers(plan: RunPlan, options: RunOptions, *, keeps_typed: bool) -> _M
     """Return the plan with a placement that fits by a dry run, or None. `options`: what the search
     may not change. `keeps_typed`: for the result.
     """
-    from llmcli.planning import nearest_fit  # imported only when needed, because the import is slow
+    from llmcli.planning.dry_runs import nearest_fit
 
     machine = read_machine()
     for share in DEVICE_SHARES:

@@ -8,19 +8,22 @@ from dataclasses import dataclass, replace
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.planning.attention_stub import HeadShape
-from llmcli.planning.flash_attention_probe import AttentionCase, is_faster_without_flash
 from llmcli.planning.machine import Machine, read_machine
-from llmcli.planning.model_layout import read_layout
-from llmcli.planning.placement_search import PlannedPlacement
-from llmcli.planning.plan_placement import (
+from llmcli.planning.measurements.attention_stub import HeadShape
+from llmcli.planning.measurements.flash_attention_probe import (
+    AttentionCase,
+    is_faster_without_flash,
+)
+from llmcli.planning.placement.placement_search import PlannedPlacement
+from llmcli.planning.placement.plan_placement import (
     parse_expert_layers,
     parse_layers,
     plan_placement,
     planned_machine,
 )
-from llmcli.planning.tensor_patterns import matches_any
-from llmcli.planning.thread_count import choose_threads
+from llmcli.planning.placement.tensor_patterns import matches_any
+from llmcli.planning.prediction.model_layout import read_layout
+from llmcli.planning.prediction.thread_count import choose_threads
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.cache_types import check_cache_types
 from llmcli.runtime.binding.kernels import gemm

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from llmcli import config
 from llmcli.hardware import host
 from llmcli.model_loader.prepare import prepare_model
-from llmcli.planning import memory_plan
+from llmcli.planning.dry_runs import memory_plan
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model

@@ -369,8 +369,8 @@ def _read_errors(file: Path) -> None:
 def read_attention_times(file: Path | None = None) -> None:
     """Let llmcli decide on flash attention. Without `file`, pretend that it was measured."""
     from llmcli.config import load_config
-    from llmcli.planning import attention_stub
-    from llmcli.planning import flash_attention_probe as probe
+    from llmcli.planning.measurements import attention_stub
+    from llmcli.planning.measurements import flash_attention_probe as probe
 
     times = probe.AttentionTimes(2.0, 1.0)
     probe.measure_attention = lambda case: (times, file is None)

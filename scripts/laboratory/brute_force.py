@@ -7,14 +7,14 @@ are tried; on two devices with every split, and on more devices in proportion to
 import itertools
 from collections.abc import Iterator, Sequence
 
-from llmcli.planning.memory_prediction import split_for_counts
-from llmcli.planning.placement_search import (
+from llmcli.planning.placement.placement_search import (
     LEAST_TOKENS,
     MIN_TOKENS,
     PlacementRequest,
     PlacementSearch,
     PlannedPlacement,
 )
+from llmcli.planning.prediction.memory_prediction import split_for_counts
 from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
 
 

@@ -24,16 +24,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
-from llmcli.planning.cache_layout import cache_bytes_by_layer
+from llmcli.planning.dry_runs.memory_plan import open_memory_planner
 from llmcli.planning.machine import offload_devices
-from llmcli.planning.memory_plan import open_memory_planner
-from llmcli.planning.memory_prediction import (
+from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
+from llmcli.planning.prediction.memory_prediction import (
     PredictedMemory,
     distribute,
     predict_memory,
     split_for_counts,
 )
-from llmcli.planning.model_layout import ModelLayout, read_layout
+from llmcli.planning.prediction.model_layout import ModelLayout, read_layout
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.devices import HOST_DEVICE, list_devices
 from llmcli.runtime.binding.model_placement import ModelPlacement

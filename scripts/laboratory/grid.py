@@ -23,14 +23,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.planning.machine import Machine
-from llmcli.planning.model_layout import ModelLayout, read_layout
-from llmcli.planning.placement_search import (
+from llmcli.planning.placement.placement_search import (
     PROCESS_BYTES,
     PlannedPlacement,
 )
-from llmcli.planning.plan_placement import build_search, plan_placement
+from llmcli.planning.placement.plan_placement import build_search, plan_placement
+from llmcli.planning.prediction.model_layout import ModelLayout, read_layout
+from llmcli.planning.prediction.thread_count import choose_threads, seconds_with_threads
 from llmcli.planning.resolve_options import DEFAULT_MAX_CTX
-from llmcli.planning.thread_count import choose_threads, seconds_with_threads
 from llmcli.runtime.engine.chunk_rows import PassLimits, choose_max_rows
 from llmcli.runtime.engine.watchdog import WatchedWork, limit_seconds
 from llmcli.runtime.kv_cache.host_budget import HostMemory, host_budget

@@ -4,7 +4,7 @@
 usage: .venv/bin/python scripts/laboratory/speeds.py MODEL ... [-t THREADS] [-d DEPTHS] [-r ROUNDS]
 
 For each model and number of tokens in the cache, `llmcli bench` measures tokens per second, all of
-them in turns. The estimate (planning/speed_estimate.py) takes the memory bandwidth of the machine
+them in turns. The estimate (planning/prediction/speed_estimate.py) takes the memory bandwidth of the machine
 from the same measurements. It need not be exact, because it only ranks placements: what counts is
 that the ratio of measured to estimated speed is about the same for all models.
 """
@@ -19,11 +19,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.hardware.processor import read_processor
-from llmcli.planning.cache_layout import cache_bytes_by_layer
 from llmcli.planning.machine import Machine
-from llmcli.planning.memory_prediction import distribute
-from llmcli.planning.model_layout import read_layout
-from llmcli.planning.speed_estimate import CACHE_FILL, seconds_per_token
+from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
+from llmcli.planning.prediction.memory_prediction import distribute
+from llmcli.planning.prediction.model_layout import read_layout
+from llmcli.planning.prediction.speed_estimate import CACHE_FILL, seconds_per_token
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import ON_HOST
 from quant.model_file.read_header import read_header

@@ -60,7 +60,7 @@ import json, sys
 from dataclasses import asdict
 from pathlib import Path
 from llmcli.hardware.rpc_workers import add_workers
-from llmcli.planning.memory_plan import measure_loaded, open_memory_planner
+from llmcli.planning.dry_runs.memory_plan import measure_loaded, open_memory_planner
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import ModelPlacement
 from quant.model_file.read_header import read_header

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.planning.placement_search import MIN_TOKENS
+from llmcli.planning.placement.placement_search import MIN_TOKENS
 from llmcli.runtime.requests.request import RunOptions
 from scripts.laboratory import grid
 from scripts.laboratory.grid import GridPoint, find_faults, grid_points, plan_point

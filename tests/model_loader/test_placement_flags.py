@@ -11,9 +11,9 @@ import pytest
 from llmcli.errors import UsageError, UserError
 from llmcli.hardware.processor import Processor
 from llmcli.model_loader.placement_flags import PlacementFlags
-from llmcli.planning import used_devices
 from llmcli.planning.machine import Machine, OffloadDevice
-from llmcli.planning.used_devices import use_devices
+from llmcli.planning.placement import used_devices
+from llmcli.planning.placement.used_devices import use_devices
 from llmcli.runtime.binding.model_placement import NO_DEVICES, TensorOverride
 from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from tests.fixtures.cli import Done

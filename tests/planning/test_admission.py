@@ -11,8 +11,10 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.hardware import host, memory_limits
-from llmcli.planning import admission, memory_plan, nearest_fit, upper_bound
-from llmcli.planning.run_plan import RunPlan
+from llmcli.planning import admission
+from llmcli.planning.dry_runs import memory_plan, nearest_fit
+from llmcli.planning.dry_runs.run_plan import RunPlan
+from llmcli.planning.prediction import upper_bound
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import ON_HOST

@@ -11,12 +11,13 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.hardware.processor import Processor
-from llmcli.planning import admission, memory_plan, nearest_fit
-from llmcli.planning.device_shares import share_devices
+from llmcli.planning import admission
+from llmcli.planning.dry_runs import memory_plan, nearest_fit
+from llmcli.planning.dry_runs.memory_plan import DeviceMemory
+from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.machine import Machine, OffloadDevice
-from llmcli.planning.memory_plan import DeviceMemory
-from llmcli.planning.plan_placement import plan_placement
-from llmcli.planning.run_plan import RunPlan
+from llmcli.planning.placement.device_shares import share_devices
+from llmcli.planning.placement.plan_placement import plan_placement
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.binding.model_placement import NO_DEVICES

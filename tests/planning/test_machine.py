@@ -4,8 +4,8 @@ import pytest
 
 from llmcli.hardware.processor import Processor
 from llmcli.planning.machine import offload_devices, read_machine
-from llmcli.planning.model_layout import LayerWeights, ModelLayout
-from llmcli.planning.thread_count import choose_threads, seconds_with_threads
+from llmcli.planning.prediction.model_layout import LayerWeights, ModelLayout
+from llmcli.planning.prediction.thread_count import choose_threads, seconds_with_threads
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import Device
 

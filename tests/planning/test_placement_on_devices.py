@@ -47,7 +47,7 @@ from llmcli.hardware.rpc_workers import add_workers
 from llmcli.model_loader.placement_flags import PlacementFlags
 from llmcli.planning import memory_plan
 from llmcli.planning.machine import read_machine
-from llmcli.planning.plan_placement import plan_placement, planned_machine
+from llmcli.planning.placement.plan_placement import plan_placement, planned_machine
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context

@@ -9,13 +9,14 @@ from llmcli.config import load_config
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.hardware.processor import Processor
-from llmcli.planning import flash_attention_probe, resolve_options
-from llmcli.planning.attention_stub import HeadShape
-from llmcli.planning.cache_layout import cache_bytes_by_layer
+from llmcli.planning import resolve_options
 from llmcli.planning.machine import DEVICE_RESERVE_BYTES, Machine, OffloadDevice
-from llmcli.planning.memory_prediction import compute_bytes, distribute, predict_memory
-from llmcli.planning.model_layout import read_layout
-from llmcli.planning.placement_search import PROCESS_BYTES
+from llmcli.planning.measurements import flash_attention_probe
+from llmcli.planning.measurements.attention_stub import HeadShape
+from llmcli.planning.placement.placement_search import PROCESS_BYTES
+from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
+from llmcli.planning.prediction.memory_prediction import compute_bytes, distribute, predict_memory
+from llmcli.planning.prediction.model_layout import read_layout
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import NO_DEVICES, ON_HOST, ModelPlacement
 from llmcli.runtime.requests.request import RunOptions

@@ -21,7 +21,7 @@ from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import SETTLING_SECONDS, RandomPasses, run_passes
 from llmcli.bench.statistics import paired_test
 from llmcli.bench.statistics.paired_test import Comparison, Design, Measure
-from llmcli.planning.memory_plan import DeviceMemory, open_memory_planner
+from llmcli.planning.dry_runs.memory_plan import DeviceMemory, open_memory_planner
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context import Aborted, Context
 from llmcli.runtime.binding.context_options import ContextOptions

@@ -5,7 +5,7 @@ buffers), and how much stays free.
 from collections.abc import Callable, Sequence
 
 from llmcli.charts.chart import Axis, ChartRow, NamedValue, ReferenceLine, RowChart
-from llmcli.planning.memory_plan import DeviceMemory, MemoryPlan
+from llmcli.planning.dry_runs.memory_plan import DeviceMemory, MemoryPlan
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import format_size
 

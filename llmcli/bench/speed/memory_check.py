@@ -8,7 +8,7 @@ from llmcli.bench.speed.measure import build_context_options
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.planning import upper_bound
+from llmcli.planning.prediction import upper_bound
 from llmcli.planning.resolve_options import check_positions
 from llmcli.runtime.binding import devices
 from llmcli.types import ProgressDisplay

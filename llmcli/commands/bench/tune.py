@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmcli.bench.tune.tune import RunSetting, SearchSpace, TuningResult
     from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
-    from llmcli.planning.tuned_profile import TunedProfile
+    from llmcli.planning.measurements.tuned_profile import TunedProfile
     from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.runtime.requests.request import RunOptions
@@ -123,7 +123,8 @@ def _tune(
     from llmcli.commands.bench.reports.tune import build_charts, build_page
     from llmcli.model_loader.prepare import prepare_model
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
-    from llmcli.planning import resolve_options, tuned_profile
+    from llmcli.planning import resolve_options
+    from llmcli.planning.measurements import tuned_profile
     from llmcli.runtime import model_identity
     from quant.model_file import load_checks, read_header
 
@@ -259,7 +260,11 @@ def _build_profile(
     result: "TuningResult",
     placement: "PlacementOptions",
 ) -> "TunedProfile":
-    from llmcli.planning.tuned_profile import TunedProfile, build_identity, profile_machine
+    from llmcli.planning.measurements.tuned_profile import (
+        TunedProfile,
+        build_identity,
+        profile_machine,
+    )
 
     comparison = result.comparison
     speeds = (
@@ -307,7 +312,7 @@ def _build_document(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from llmcli.planning import tuned_profile
+    from llmcli.planning.measurements import tuned_profile
 
     comparison = result.comparison
     return {
@@ -367,7 +372,7 @@ def _print_result(
 
 def _verdict(model: "FetchedModel", saved: "TunedProfile", result: "TuningResult") -> str:
     """Return the result of the search as one sentence."""
-    from llmcli.planning import tuned_profile
+    from llmcli.planning.measurements import tuned_profile
 
     prompt, generated = result.workload.objective_tokens
     workload = " and ".join(
@@ -395,7 +400,7 @@ def _format_ratio(saved: "TunedProfile") -> str:
 def _list_profiles(config: "Config", ui: "UI") -> None:
     from dataclasses import asdict
 
-    from llmcli.planning import tuned_profile
+    from llmcli.planning.measurements import tuned_profile
 
     profiles = tuned_profile.read_profiles(config, ui.warn)
     if ui.json:
@@ -430,7 +435,7 @@ def _list_profiles(config: "Config", ui: "UI") -> None:
 def _forget(ref: str, config: "Config", ui: "UI") -> None:
     from llmcli.catalog import fetch
     from llmcli.model_loader.installed_model import installed_model
-    from llmcli.planning import tuned_profile
+    from llmcli.planning.measurements import tuned_profile
     from quant.model_file import read_header
 
     resolved = fetch.resolve_ref(ref, config)

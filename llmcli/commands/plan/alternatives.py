@@ -11,7 +11,7 @@ from llmcli.commands.plan import quantized_sizes
 from llmcli.commands.plan.quantized_sizes import QuantizedSize
 
 if TYPE_CHECKING:
-    from llmcli.planning.memory_plan import MemoryPlan, Planner
+    from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.ui import UI
@@ -54,7 +54,7 @@ def find_alternatives(
     `memory_plan`: the plan of the requested run. `file_exists`: False if the model's file is not
     written yet.
     """
-    from llmcli.planning.memory_plan import (
+    from llmcli.planning.dry_runs.memory_plan import (
         PLANNED_CACHE_TYPES,
         largest_gpu_layers,
         open_memory_planner,
@@ -109,7 +109,7 @@ def print_alternatives(
     is_quantized: bool,
 ) -> None:
     """Print the alternatives and the table of file types."""
-    from llmcli.planning.memory_plan import MAX_CELLS
+    from llmcli.planning.dry_runs.memory_plan import MAX_CELLS
     from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 
     contexts = [

@@ -34,7 +34,7 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.model_loader.header_only import PlannedFile
-    from llmcli.planning.memory_plan import MemoryPlan, Planner
+    from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.runtime.requests.request import RunOptions
@@ -81,8 +81,8 @@ def plan(
     )
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
-    from llmcli.planning.device_shares import share_devices
     from llmcli.planning.machine import read_machine
+    from llmcli.planning.placement.device_shares import share_devices
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
 
@@ -185,7 +185,7 @@ def _plan_and_measure(
     Call it before other plans are made, because each plan enlarges the process that is measured.
     Raises UserError if the model cannot be loaded.
     """
-    from llmcli.planning import memory_plan
+    from llmcli.planning.dry_runs import memory_plan
 
     if measure and subject.unloadable_reason:
         raise UserError(
@@ -220,7 +220,7 @@ def _with_draft(
     from llmcli.catalog.fetch import resolve_ref
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
-    from llmcli.planning.memory_plan import open_memory_planner
+    from llmcli.planning.dry_runs.memory_plan import open_memory_planner
     from llmcli.runtime.draft_settings import draft_context_options
     from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
     from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.commands.plan.receipt import format_ranges
 
 if TYPE_CHECKING:
-    from llmcli.planning.device_shares import DeviceShare
+    from llmcli.planning.placement.device_shares import DeviceShare
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.ui import UI

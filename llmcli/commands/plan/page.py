@@ -8,7 +8,7 @@ from llmcli.bench import report_page
 from llmcli.bench.plots import memory
 from llmcli.charts.chart import Chart, Table
 from llmcli.commands.plan.quantized_sizes import QuantizedSize
-from llmcli.planning.memory_plan import MemoryPlan
+from llmcli.planning.dry_runs.memory_plan import MemoryPlan
 from llmcli.units import format_size
 
 if TYPE_CHECKING:

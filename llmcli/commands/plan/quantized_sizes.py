@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.units import format_size
 
 if TYPE_CHECKING:
-    from llmcli.planning.memory_plan import MemoryPlan, Planner
+    from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.ui import UI
@@ -123,7 +123,7 @@ def _plan_type(
     placement: "ModelPlacement",
     draft: "Planner | None",
 ) -> "MemoryPlan":
-    from llmcli.planning.memory_plan import open_memory_planner
+    from llmcli.planning.dry_runs.memory_plan import open_memory_planner
     from quant.model_file import read_header
 
     path = folder / "sketch.gguf"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from llmcli.planning.memory_plan import DeviceMemory, MemoryPlan
+    from llmcli.planning.dry_runs.memory_plan import DeviceMemory, MemoryPlan
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model_placement import ModelPlacement
     from llmcli.runtime.kv_size import KVCache, LayerKV
@@ -122,7 +122,7 @@ def prefill_context_bytes(
     """Return the bytes (KV cache and buffers) of the separate context in which serve and batch read
     prompts; None if unknown.
     """
-    from llmcli.planning.memory_plan import open_memory_planner
+    from llmcli.planning.dry_runs.memory_plan import open_memory_planner
 
     with open_memory_planner(header, options, placement) as open_planner:
         memory_plan = open_planner.memory_plan()
@@ -140,7 +140,7 @@ def scoring_bytes(
     request for scores.
     """
     from llmcli.planning import resolve_options
-    from llmcli.planning.memory_plan import MAX_CELLS, open_memory_planner
+    from llmcli.planning.dry_runs.memory_plan import MAX_CELLS, open_memory_planner
 
     rows = resolve_options.scoring_outputs(header) if slots > 1 else 0
     if not rows:

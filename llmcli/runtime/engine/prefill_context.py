@@ -3,7 +3,7 @@ decoding context, which has none.
 
 On some CPUs ggml's flash attention makes prompts faster and answers slower. It computes prompts in
 tiles of 64 rows, and answers row by row (ggml-cpu/ops.cpp, use_tiled;
-planning/flash_attention_probe.py measures both). Moving computed cells takes a small part of the
+planning/measurements/flash_attention_probe.py measures both). Moving computed cells takes a small part of the
 time of computing them. In a separate context a prompt is also not slowed down by the cells of
 running answers, all of which llama.cpp visits for each row.
 

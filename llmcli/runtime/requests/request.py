@@ -17,7 +17,7 @@ class RunOptions(PlacementOptions):
     """The options of a model run, with those of its devices. None means that the value is chosen
     for the machine and the model.
 
-    - `profile`: the options that a measured profile has set (planning/tuned_profile.py).
+    - `profile`: the options that a measured profile has set (planning/measurements/tuned_profile.py).
     - `scoring_outputs`: rows of logits that a pass may ask for in addition to one per sequence.
       They are needed to score the tokens of a prompt (Request.score_prompt).
     - `prefill_cells`: cells of a second context that computes prompts (engine/prefill_context.py);

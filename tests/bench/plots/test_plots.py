@@ -13,7 +13,7 @@ from llmcli.bench.speed import parameter_grid
 from llmcli.bench.speed.measure import ModelUnderTest, SpeedResult
 from llmcli.charts import terminal_chart
 from llmcli.charts.chart import Plot, RowChart
-from llmcli.planning.memory_plan import DeviceMemory, MemoryPlan
+from llmcli.planning.dry_runs.memory_plan import DeviceMemory, MemoryPlan
 from llmcli.reading_speed import ReadingPace
 from quant.model_file import model_header, read_header
 from tests.quant import tiny_gguf

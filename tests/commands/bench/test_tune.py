@@ -12,7 +12,7 @@ from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.tune import tune
 from llmcli.bench.tune.tune import RunSetting, TriedSetting, TuningResult, TuningWorkload
 from llmcli.hardware import host
-from llmcli.planning import tuned_profile
+from llmcli.planning.measurements import tuned_profile
 from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llmcli.hardware import host
-from llmcli.planning import nearest_fit
-from llmcli.planning.memory_plan import open_memory_planner
+from llmcli.planning.dry_runs import nearest_fit
+from llmcli.planning.dry_runs.memory_plan import open_memory_planner
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import ON_HOST

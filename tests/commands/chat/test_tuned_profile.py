@@ -8,8 +8,8 @@ import pytest
 
 from llmcli import config
 from llmcli.hardware import host
-from llmcli.planning import tuned_profile
-from llmcli.planning.tuned_profile import TunedProfile
+from llmcli.planning.measurements import tuned_profile
+from llmcli.planning.measurements.tuned_profile import TunedProfile
 from llmcli.runtime.model_identity import content_hash
 from quant.model_file import read_header
 from tests.fixtures.cli import Done

@@ -375,7 +375,7 @@ def test_the_largest_number_of_gpu_layers_is_found(
     from contextlib import contextmanager
     from types import SimpleNamespace
 
-    from llmcli.planning import memory_plan
+    from llmcli.planning.dry_runs import memory_plan
     from llmcli.runtime.binding.devices import Device
 
     header, options = read_header.read_header(model), memory_plan.ContextOptions(512)

@@ -11,9 +11,9 @@ import pytest
 
 from llmcli import config
 from llmcli.errors import UserError
-from llmcli.planning import attention_stub, flash_attention_probe
-from llmcli.planning.attention_stub import HeadShape
-from llmcli.planning.flash_attention_probe import AttentionCase, AttentionTimes
+from llmcli.planning.measurements import attention_stub, flash_attention_probe
+from llmcli.planning.measurements.attention_stub import HeadShape
+from llmcli.planning.measurements.flash_attention_probe import AttentionCase, AttentionTimes
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model

@@ -8,7 +8,7 @@ a model that is read fast enough by one node's cores stays on them.
 
 from llmcli.hardware.processor import Processor
 from llmcli.planning.machine import CORE_RATE
-from llmcli.planning.model_layout import ModelLayout
+from llmcli.planning.prediction.model_layout import ModelLayout
 from quant.native.processors import threads_within_quota
 
 LAYER_OPERATIONS = 24  # operations of a layer's graph, after each of which the threads wait

@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 from llmcli.errors import UserError
 from llmcli.hardware import memory_limits
-from llmcli.planning import upper_bound
-from llmcli.planning.memory_plan import (
+from llmcli.planning.dry_runs.memory_plan import (
     MAX_CELLS,
     DeviceMemory,
     Planner,
@@ -19,7 +18,8 @@ from llmcli.planning.memory_plan import (
     largest_fitting,
     open_memory_planner,
 )
-from llmcli.planning.run_plan import RunPlan
+from llmcli.planning.dry_runs.run_plan import RunPlan
+from llmcli.planning.prediction import upper_bound
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import format_size

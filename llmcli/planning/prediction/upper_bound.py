@@ -6,7 +6,7 @@ run is slower, because it reads the vocabulary.) The bound assumes the worst: al
 to another layout, attention scores are stored, and activations are wide.
 """
 
-from llmcli.planning.cache_layout import cache_bytes_by_layer, predict_attention_cache
+from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer, predict_attention_cache
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.rows.batch import reserved_outputs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.hardware import host
-from llmcli.planning import memory_plan
+from llmcli.planning.dry_runs import memory_plan
 from llmcli.runtime.binding import dry_run
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions

@@ -10,7 +10,7 @@ Layers are distributed as in llama_model_base::load_tensors (src/llama-model.cpp
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.planning.model_layout import ModelLayout
+from llmcli.planning.prediction.model_layout import ModelLayout
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import ModelPlacement

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmcli.planning.machine import Machine
-from llmcli.planning.memory_prediction import (
+from llmcli.planning.prediction.memory_prediction import (
     HOST,
     LayerDistribution,
     PredictedMemory,
@@ -21,8 +21,8 @@ from llmcli.planning.memory_prediction import (
     predict_memory,
     split_for_counts,
 )
-from llmcli.planning.model_layout import ModelLayout
-from llmcli.planning.speed_estimate import seconds_per_token
+from llmcli.planning.prediction.model_layout import ModelLayout
+from llmcli.planning.prediction.speed_estimate import seconds_per_token
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement

@@ -8,16 +8,16 @@ import re
 from dataclasses import replace
 
 from llmcli.errors import UserError
-from llmcli.planning.cache_layout import cache_bytes_by_layer
 from llmcli.planning.machine import Machine
-from llmcli.planning.model_layout import ModelLayout, read_layout
-from llmcli.planning.placement_search import (
+from llmcli.planning.placement.placement_search import (
     PlacementRequest,
     PlacementSearch,
     PlannedPlacement,
 )
-from llmcli.planning.tensor_patterns import find_place
-from llmcli.planning.used_devices import use_devices
+from llmcli.planning.placement.tensor_patterns import find_place
+from llmcli.planning.placement.used_devices import use_devices
+from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
+from llmcli.planning.prediction.model_layout import ModelLayout, read_layout
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model_placement import HOST_BUFFER, ON_HOST
 from llmcli.runtime.requests.placement_options import PlacementOptions

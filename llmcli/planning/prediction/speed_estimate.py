@@ -8,8 +8,8 @@ speed. scripts/laboratory/speeds.py compares it with measured speeds.
 from collections.abc import Sequence
 
 from llmcli.planning.machine import Machine
-from llmcli.planning.memory_prediction import HOST, LayerDistribution
-from llmcli.planning.model_layout import ModelLayout
+from llmcli.planning.prediction.memory_prediction import HOST, LayerDistribution
+from llmcli.planning.prediction.model_layout import ModelLayout
 
 DISK_RATE = 1e9  # assumed bytes per second of reading weights that do not stay in memory
 HOP_SECONDS = {"gpu": 20e-6, "igpu": 20e-6, "rpc": 500e-6}  # of passing activations to a device

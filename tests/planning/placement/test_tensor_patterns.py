@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.planning.tensor_patterns import check_pattern, find_place, matches_any
+from llmcli.planning.placement.tensor_patterns import check_pattern, find_place, matches_any
 from llmcli.runtime.binding.model_placement import EXPERTS_PATTERN, TensorOverride
 
 NAMES = (

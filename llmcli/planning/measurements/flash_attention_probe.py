@@ -18,8 +18,8 @@ from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
-from llmcli.planning import attention_stub, tuned_profile
-from llmcli.planning.attention_stub import HeadShape
+from llmcli.planning.measurements import attention_stub, tuned_profile
+from llmcli.planning.measurements.attention_stub import HeadShape
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
