@@ -142,7 +142,7 @@ SAVE_PROFILE = """
 import sys
 from llmcli.config import load_config
 from llmcli.hardware import rpc_workers
-from llmcli.planning import tuned_profile
+from llmcli.planning.measurements import tuned_profile
 from llmcli.runtime.model_identity import content_hash
 from pathlib import Path
 from quant.model_file.read_header import read_header

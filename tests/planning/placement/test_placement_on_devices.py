@@ -45,7 +45,7 @@ from dataclasses import replace
 from pathlib import Path
 from llmcli.hardware.rpc_workers import add_workers
 from llmcli.model_loader.placement_flags import PlacementFlags
-from llmcli.planning import memory_plan
+from llmcli.planning.dry_runs import memory_plan
 from llmcli.planning.machine import read_machine
 from llmcli.planning.placement.plan_placement import plan_placement, planned_machine
 from llmcli.runtime.binding.context_options import ContextOptions
