@@ -11,6 +11,7 @@ also while another batch is answered.
 """
 
 import asyncio
+import errno
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
@@ -60,6 +61,8 @@ RETRY_SECONDS = 30.0  # before a batch whose files could not be written is tried
 CHORE_SECONDS = 600.0  # longest time between two searches for expired files
 WINDOW_LINES, WINDOW_BYTES = 32, 1 << 22  # input lines that are read at once
 EMBEDDED_TEXTS = 16  # texts of a line that are embedded at once
+# errors of an input that is not there, or is a link or something else than a regular file
+LOST_ERRNOS = {errno.ENOENT, errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENXIO}
 UNCHECKED: tuple[BatchStatus, ...] = ("validating",)
 UNFINISHED: tuple[BatchStatus, ...] = ("in_progress",)
 STORAGE_PROBLEM = BatchProblem(
@@ -526,10 +529,14 @@ class BatchWorker:
 
     @contextmanager
     def _open_input(self, batch: StoredBatch) -> Iterator[BatchInput]:
-        """Open the input of a batch for the `with` block. Raises InputLost."""
+        """Open the input of a batch for the `with` block. Raises InputLost, or OSError if it cannot
+        be opened now.
+        """
         try:
             stream = self.store.open_content(batch.input_file_id)
-        except OSError:
+        except OSError as error:
+            if error.errno not in LOST_ERRNOS:
+                raise
             raise InputLost(f"the file {batch.input_file_id} is not there any more") from None
         with stream:
             # clients must not learn the server's paths
@@ -577,7 +584,8 @@ async def _complete(work: Awaitable[T]) -> T:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await asyncio.gather(future, return_exceptions=True)
+        # shielded again, because the caller may be cancelled once more
+        await asyncio.gather(asyncio.shield(future), return_exceptions=True)
         raise
 
 

@@ -1,7 +1,9 @@
 """Batches beside clients, over restarts, and when time, space or the model are missing."""
 
 import asyncio
+import errno
 import json
+import os
 import stat
 import threading
 from collections.abc import Coroutine, Iterator
@@ -340,6 +342,49 @@ def test_a_batch_is_tried_again_after_the_disk_could_not_be_read(
         assert (batch.status, n_calls) == ("completed", 3)
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_a_batch_is_tried_again_after_its_input_could_not_be_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.01)
+    open_content, n_calls = file_store.FileStore.open_content, 0
+
+    def failing_open(store: file_store.FileStore, file_id: str) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls in (1, 2, 4):  # of the check, and of the answers
+            raise OSError(code, "not now")
+        return open_content(store, file_id)
+
+    monkeypatch.setattr(file_store.FileStore, "open_content", failing_open)
+    with served_api(folder) as (_, api):
+        batch = wait(api, create(api, chat_line("a")))
+        assert (batch.status, batch.errors) == ("completed", None)
+
+
+@pytest.mark.parametrize("cancellations", [1, 2, 3])
+def test_work_is_completed_if_its_caller_is_cancelled_several_times(cancellations: int) -> None:
+    async def complete() -> bool:
+        go_on, is_done = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            await go_on.wait()
+            is_done.set()
+
+        caller = asyncio.create_task(worker._complete(work()))
+        for _ in range(cancellations):
+            for _ in range(3):
+                await asyncio.sleep(0)
+            caller.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await asyncio.wait_for(is_done.wait(), 30)
+        return True
+
+    assert asyncio.run(complete())
+
+
 def test_the_journal_is_on_the_disk_before_its_batch_gets_no_further_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,11 +495,19 @@ def test_a_journal_of_another_batch_is_replaced(folder: Path) -> None:
         assert read_texts(api, wait(api, batch)) == {"a": "hello"}
 
 
-def test_a_batch_fails_if_its_input_is_gone(folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["missing", "link", "folder", "pipe"])
+def test_a_batch_fails_if_its_input_is_gone(folder: Path, kind: str) -> None:
     with served_api(folder) as (_, api):
         batch = create(api, chat_line("end", **ENDLESS))
         wait(api, batch, "in_progress")
-    (folder / f"{batch.input_file_id}.content").unlink()
+    path = folder / f"{batch.input_file_id}.content"
+    path.rename(folder / "moved")
+    if kind == "link":
+        path.symlink_to(folder / "moved")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
     with served_api(folder) as (_, api):
         batch = wait(api, api.batches.retrieve(batch.id))
         assert batch.status == "failed"
