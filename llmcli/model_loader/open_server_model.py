@@ -120,7 +120,9 @@ def _make_schedule(
     from llmcli.runtime.engine.prefill_context import MIN_ROWS
     from llmcli.runtime.engine.schedule import Schedule
 
-    is_on_cpu = runner.options.gpu_layers == "0" or free_gpu_bytes() is None
+    options = runner.options
+    # without kv_offload, the cells and their attention are on the CPU
+    is_on_cpu = options.gpu_layers == "0" or not options.kv_offload or free_gpu_bytes() is None
     return Schedule(
         parallel,
         max_gap_seconds=max_gap_seconds,

@@ -1,5 +1,7 @@
 """The limits of a server's engine, on a CPU and on a GPU."""
 
+from dataclasses import replace
+
 import pytest
 
 from llmcli.model_loader import open_server_model
@@ -16,15 +18,27 @@ def make_schedule(runner: Runner) -> Schedule:
 
 
 @pytest.mark.parametrize(
-    ("free_gpu", "layers", "is_on_gpu"),
-    [(None, "all", False), (8 << 30, "0", False), (8 << 30, "all", True), (8 << 30, "12", True)],
+    ("free_gpu", "layers", "kv_offload", "is_on_gpu"),
+    [
+        (None, "all", True, False),
+        (8 << 30, "0", True, False),
+        (8 << 30, "all", True, True),
+        (8 << 30, "12", True, True),
+        (8 << 30, "all", False, False),
+    ],
 )
 def test_cells_on_a_gpu_are_not_copied_while_the_pool_has_room(
-    monkeypatch: pytest.MonkeyPatch, free_gpu: int | None, layers: str, is_on_gpu: bool
+    monkeypatch: pytest.MonkeyPatch,
+    free_gpu: int | None,
+    layers: str,
+    kv_offload: bool,
+    is_on_gpu: bool,
 ) -> None:
     monkeypatch.setattr(devices, "free_gpu_bytes", lambda: free_gpu)
     runner = fake_runner()
-    runner.options = runner.options.__class__(ctx_size=256, gpu_layers=layers)
+    runner.options = replace(
+        runner.options, gpu_layers=layers, kv_offload=kv_offload
+    )
     schedule = make_schedule(runner)
     assert schedule.idle_offload == ("room" if is_on_gpu else "measured")
     assert schedule.min_offload_rows == (None if is_on_gpu else TILE_ROWS)
