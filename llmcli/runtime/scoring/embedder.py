@@ -176,6 +176,13 @@ class Embedder:
         """Return the number of KV cells of the present context; 0 when there is no context."""
         return self._n_cells
 
+    @property
+    def pass_tokens(self) -> int:
+        """Return the maximum number of tokens of a pass in the present context; 0 when there is no
+        context.
+        """
+        return self._pass_tokens
+
     def _max_pass_tokens(self) -> int:
         """Return the maximum number of tokens of the next pass. It is lower while answers are
         generated.

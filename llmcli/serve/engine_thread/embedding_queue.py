@@ -84,7 +84,7 @@ class EmbeddingQueue:
             async with self._lock:
                 job = embedder.start_job(texts, norm)
                 await self._call(partial(_ensure_context, bridge.runner, max(map(len, texts))), 503)
-                n_rows = bridge.runner.options.batch_size
+                n_rows = embedder.pass_tokens
                 while await self._call(partial(_step, bridge.runner, job), 503, n_rows):
                     pass
         finally:

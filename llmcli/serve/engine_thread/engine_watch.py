@@ -27,7 +27,10 @@ class EngineWatch:
         """Record that the thread begins a step of the engine, or a function that computes passes of
         at most `max_rows` rows.
         """
-        self._max_rows, self._busy_since = max_rows, time.monotonic()
+        self._busy_since = time.monotonic()
+        # after the time, because check reads the rows first: those of an earlier pass must not be
+        # missing beside its time
+        self._engine.pass_rows, self._max_rows = 0, max_rows
 
     def end(self) -> None:
         """Record that the thread is done, and waits for work."""
@@ -35,11 +38,11 @@ class EngineWatch:
 
     def check(self) -> None:
         """Raise EngineStuck if the thread has exceeded its limit."""
+        engine = self._engine
+        rows = max(engine.pass_rows, self._max_rows)
         busy_since = self._busy_since
         if busy_since is None:
             return
-        engine = self._engine
-        rows = max(engine.pass_rows, self._max_rows)
         limit = limit_seconds(WatchedWork(rows, engine.scheduler.prefill.row_seconds))
         seconds = time.monotonic() - busy_since
         if seconds > limit:

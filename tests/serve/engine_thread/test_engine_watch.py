@@ -12,7 +12,7 @@ import pytest
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
 from llmcli.serve.engine_thread.bridge import EngineBridge
-from llmcli.serve.engine_thread.engine_watch import EngineStuck
+from llmcli.serve.engine_thread.engine_watch import EngineStuck, EngineWatch
 from llmcli.serve.processes import asgi_relay
 from tests.fixtures.fakes import FakeContext, fake_runner
 
@@ -80,6 +80,25 @@ def test_a_fast_model_is_soon_found_stuck(monkeypatch: pytest.MonkeyPatch) -> No
         clock.seconds = 125
         with pytest.raises(EngineStuck):
             bridge.check_responsive()
+
+
+def test_the_rows_of_an_earlier_pass_do_not_prolong_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("llmcli.serve.engine_thread.engine_watch.time.monotonic", clock)
+    engine = fake_runner(context=FakeContext(n_ctx=2048, n_batch=512)).engine
+    engine.scheduler.prefill.row_seconds = 2.0
+    watch = EngineWatch(engine)
+    watch.begin()
+    engine.submit(Request(tuple(b"x" * 900), GREEDY, 2))
+    engine.step()
+    clock.seconds += 1024  # the pass took this long, and the step has not ended yet
+    watch.check()
+    watch.begin()  # a function that computes no pass
+    clock.seconds += 130
+    with pytest.raises(EngineStuck, match="working on no rows for 130 s"):
+        watch.check()
 
 
 def test_an_engine_that_waits_for_requests_is_never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,13 @@ import numpy as np
 import openai
 import pytest
 
+from llmcli.runtime.binding.pooled_context import PooledContext
+from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.scoring.embedder import normalize
+from llmcli.runtime.scoring.embedder import PASS_TOKENS, normalize
 from llmcli.serve.engine_thread import embedding_queue
+from llmcli.serve.engine_thread.engine_watch import EngineWatch
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.server import Served, serving
 from tests.runtime import bert
@@ -202,6 +205,33 @@ def test_a_reranker_refuses_embeddings(tmp_path: Path) -> None:
         with serving(runner) as served:
             answer = httpx.post(f"{served.v1}/embeddings", json={"input": "hello"})
     assert answer.status_code == 501 and "ranks pairs of texts" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_watchdog_knows_the_rows_of_a_pass(
+    tmp_path: Path, stories_gguf: Path, monkeypatch: pytest.MonkeyPatch, is_causal: bool
+) -> None:
+    """They do not depend on the batch size of answers."""
+    path = stories_gguf if is_causal else bert.bert(tmp_path / "bert.gguf")
+    rows, limits = list[int](), list[int]()
+    compute, begin = PooledContext.compute_vectors, EngineWatch.begin
+
+    def spy_compute(context: PooledContext, batch: BatchRows) -> Any:
+        rows.append(len(batch))
+        return compute(context, batch)
+
+    def spy_begin(watch: EngineWatch, max_rows: int = 0) -> None:
+        limits.append(max_rows)
+        begin(watch, max_rows)
+
+    monkeypatch.setattr(PooledContext, "compute_vectors", spy_compute)
+    monkeypatch.setattr(EngineWatch, "begin", spy_begin)
+    options = RunOptions(ctx_size=256, threads=1, batch_size=2048 if is_causal else 16)
+    with open_runner(path, options, native_sampling=False, needs_text=False) as runner:
+        with serving(runner) as served:
+            body = {"input": ["hello " * 7] * 5, "model": "tiny"}
+            assert httpx.post(f"{served.v1}/embeddings", json=body).status_code == 200
+    assert max(rows) <= max(limits) <= (PASS_TOKENS if is_causal else bert.CONTEXT)
 
 
 def test_too_many_embedding_requests_are_refused(
