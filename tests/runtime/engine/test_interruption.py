@@ -3,12 +3,15 @@ computed again.
 """
 
 import random
-import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from llmcli.runtime.binding.context import Aborted
+from llmcli.runtime.binding.context import Aborted, Context
+from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.rows.batch import abort_callback
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.interruption import RunningPass, is_worth_interrupting
 from llmcli.runtime.engine.schedule import Schedule
@@ -116,12 +119,35 @@ def answer_of(runner: Runner, number: int) -> Answer:
     return runner.engine.pop_answer(number)
 
 
-@pytest.mark.parametrize("delay_ms", [None, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
+@contextmanager
+def calling_at_node(context: Context, number: int, action: Callable[[], None]) -> Iterator[None]:
+    """In the block, call `action` at a node of the graphs of a pass, counted from 1; with 0, never.
+    llama.cpp asks after each node whether to stop.
+    """
+    asked = 0
+
+    def ask(data: object) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == number:
+            action()
+        return bool(context.stop.flag.value)
+
+    callback = lib().ggml_abort_callback(ask)
+    lib().llama_set_abort_callback(context.pointer, callback, None)
+    try:
+        yield
+    finally:
+        lib().llama_set_abort_callback(context.pointer, *abort_callback(context.stop.flag))
+        assert asked >= number, "the pass has fewer nodes"
+
+
+@pytest.mark.parametrize("node", [None, 1, 2, 60, 150, 300, 500])
 def test_an_aborted_pass_leaves_the_cells_of_other_answers_as_they_were(
-    stories_gguf: Path, delay_ms: float | None
+    stories_gguf: Path, node: int | None
 ) -> None:
-    """llama.cpp aborts the pass before it begins (None), or somewhere in it. Whatever it had
-    computed by then, the other answers have the tokens that they have alone.
+    """llama.cpp aborts the pass before it begins (None), or at a node of its graphs. Whatever it
+    had computed by then, the other answers have the tokens that they have alone.
     """
     rng = random.Random(4)
     options = RunOptions(ctx_size=1024, threads=1, threads_batch=1, batch_size=512, ubatch_size=32)
@@ -146,25 +172,20 @@ def test_an_aborted_pass_leaves_the_cells_of_other_answers_as_they_were(
         def interrupted_decode(rows: object) -> object:
             if third not in engine._live or outcomes:
                 return decode(rows)
-            timer = threading.Timer((delay_ms or 0) / 1e3, engine.cancel, (third,))
-            if delay_ms is None:
+            engine.scheduler.prefill.row_seconds = 1.0  # the rest of the pass is worth the loss
+            if node is None:
                 engine.cancel(third)
-            else:
-                timer.start()
             try:
-                result = decode(rows)
+                with calling_at_node(context, node or 0, lambda: engine.cancel(third)):
+                    result = decode(rows)
             except Aborted:
                 outcomes.append("aborted")
                 raise
-            else:
-                outcomes.append("completed")
-                return result
-            finally:
-                if delay_ms is not None:
-                    timer.join()
+            outcomes.append("completed")
+            return result
 
         context.decode = interrupted_decode  # type: ignore[method-assign]
         answers = [answer_of(runner, first), runner.engine.pop_answer(second)]
-        assert outcomes[0] == "aborted" or delay_ms is not None
+        assert outcomes == ["aborted"]
         assert [[token.id for token in answer.tokens] for answer in answers] == expected
         assert engine.pop_answer(third).finish == "cancelled"
