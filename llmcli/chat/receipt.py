@@ -175,7 +175,7 @@ def describe_build() -> dict[str, str]:
     return {
         "llmcli": __version__,
         "llama_cpp_python": library.llama_cpp_version(),
-        "cpu_features": library.lib().llama_print_system_info().decode("utf-8", "replace").strip(),
+        "cpu_features": library.system_info().strip(),
         "libraries": hashlib.sha256(files.encode()).hexdigest()[:16],
     }
 

@@ -54,7 +54,7 @@ def build_features() -> dict[str, frozenset[str]]:
     """Return the features that llama.cpp was built to use, by backend: {"CPU": {"AVX2", …}, …}.
     Raises UserError if llama.cpp cannot be loaded.
     """
-    return parse_system_info(library.lib().llama_print_system_info().decode("utf-8", "replace"))
+    return parse_system_info(library.system_info())
 
 
 def parse_system_info(text: str) -> dict[str, frozenset[str]]:

@@ -123,7 +123,7 @@ def build_identity() -> str:
         f"{path.name} {status.st_size} {status.st_mtime_ns}\n"
         for path, status in library.library_files()
     )
-    features: str = library.lib().llama_print_system_info().decode("utf-8", "replace")
+    features: str = library.system_info()
     return files + features
 
 

@@ -31,7 +31,7 @@ def is_build_faulty() -> bool:
     return any(
         is_wrong_compiler(version)
         for path, _ in library_files()
-        if path.name.startswith("libggml-cpu.")
+        if path.name.startswith("libggml-cpu")
         for version in gcc_versions(path.read_bytes())
     )
 

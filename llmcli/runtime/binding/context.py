@@ -12,7 +12,6 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
 from llmcli.runtime.binding.kv_state import sequence_state
 from llmcli.runtime.binding.kv_state.positions import (
@@ -59,9 +58,11 @@ class Context:
         stop: StopFlag,
         options: ContextOptions,
         decide_shift: Callable[["Context"], bool],
+        begin_pass: Callable[[], None] | None,
     ) -> None:
         """`decide_shift`: a function that decides whether cells can be moved to other positions. It
-        is called at most once, because it may have to run a trial.
+        is called at most once, because it may have to run a trial. `begin_pass`: a function to call
+        before each pass (gemm.registered).
         """
         library = lib()
         self.pointer, self.stop, self.unified = pointer, stop, options.unified
@@ -85,7 +86,7 @@ class Context:
         )
         self._model = model
         self.gemm_min_rows = options.gemm_min_rows
-        self._begin_pass = gemm.pass_setter(self.gemm_min_rows)
+        self._begin_pass = begin_pass
         self.has_complete_states = not (options.swa_full and model.n_swa)
         self._decide_shift = decide_shift
         # When a batch has several micro-batches, llama.cpp drops old cells of a window for the last

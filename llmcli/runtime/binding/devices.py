@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.runtime.binding.contract import EXTRA_BUFFER_TYPES, HEADER_NUMBERS
-from llmcli.runtime.binding.library import ggml
+from llmcli.runtime.binding.library import ggml, registry_lock
 
 HOST_DEVICE, GPU_KINDS = "CPU", ("gpu", "igpu")
 MAPPED_BUFFER = "CPU_Mapped"  # the type of buffers in a mapped file
@@ -95,8 +95,7 @@ def list_devices() -> list[Device]:
     """
     library = _functions()
     result = []
-    for index in range(library.ggml_backend_dev_count()):
-        device = library.ggml_backend_dev_get(index)
+    for device in _addresses():
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
         result.append(
@@ -113,7 +112,8 @@ def list_devices() -> list[Device]:
 
 def find_device(name: str) -> int | None:
     """Return the address of the ggml_backend_dev_t with this name, or None if there is none."""
-    address: int | None = _functions().ggml_backend_dev_by_name(name.encode())
+    with registry_lock:
+        address: int | None = _functions().ggml_backend_dev_by_name(name.encode())
     return address
 
 
@@ -125,8 +125,7 @@ def find_buffer_type(name: str) -> int | None:
     if name == HOST_DEVICE:
         host: int | None = library.ggml_backend_cpu_buffer_type()
         return host
-    for index in range(library.ggml_backend_dev_count()):
-        device = library.ggml_backend_dev_get(index)
+    for device in _addresses():
         buffer_type: int | None = library.ggml_backend_dev_buffer_type(device)
         names = library.ggml_backend_dev_name(device), library.ggml_backend_buft_name(buffer_type)
         if buffer_type and name.encode() in names:
@@ -139,7 +138,7 @@ def splits_rows(name: str) -> bool:
     devices (-sm row).
     """
     library = _functions()
-    device = library.ggml_backend_dev_by_name(name.encode())
+    device = find_device(name)
     if not device:
         return False
     registry = library.ggml_backend_dev_backend_reg(device)
@@ -154,13 +153,23 @@ def rpc_devices() -> dict[str, tuple[str, ...]]:
     """
     library = _functions()
     names: dict[str, tuple[str, ...]] = {}
-    for index in range(library.ggml_backend_dev_count()):
-        device = library.ggml_backend_dev_get(index)
+    for device in _addresses():
         if library.ggml_backend_reg_name(library.ggml_backend_dev_backend_reg(device)) == b"RPC":
             endpoint = library.ggml_backend_dev_description(device).decode()
             name = library.ggml_backend_dev_name(device).decode()
             names[endpoint] = (*names.get(endpoint, ()), name)
     return names
+
+
+def has_gpu() -> bool:
+    """Return whether there is a GPU, also that of an RPC worker. This asks no device for its
+    memory, which would be a request to each worker.
+    """
+    library = _functions()
+    return any(
+        DEVICE_KINDS.get(library.ggml_backend_dev_type(device)) in GPU_KINDS
+        for device in _addresses()
+    )
 
 
 def free_gpu_bytes() -> int | None:
@@ -176,7 +185,8 @@ def repacks_for_amx() -> bool:
     and the operating system must support AMX.
     """
     library = _functions()
-    device = library.ggml_backend_dev_by_type(0)
+    with registry_lock:
+        device = library.ggml_backend_dev_by_type(0)
     registry = library.ggml_backend_dev_backend_reg(device)
     procedure = library.ggml_backend_reg_get_proc_address(
         registry, EXTRA_BUFFER_TYPES.name.encode()
@@ -188,6 +198,15 @@ def repacks_for_amx() -> bool:
     while types and types[len(names)]:
         names.append(library.ggml_backend_buft_name(types[len(names)]))
     return b"AMX" in names
+
+
+def _addresses() -> list[int]:
+    """Return the addresses of all devices. A device stays where it is when others are added."""
+    library = _functions()
+    with registry_lock:
+        return [
+            library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count())
+        ]
 
 
 @functools.cache

@@ -33,6 +33,9 @@ class _ErrorLines(threading.local):
 
 
 _errors = _ErrorLines()
+# held by all calls that read or change ggml's lists of back ends and devices, which have no lock of
+# their own: searches for a device, loads of models, new contexts, and new workers
+registry_lock = threading.RLock()
 # callbacks that C has pointers to; freeing one would cause a segmentation fault
 _callbacks: list[Any] = []
 
@@ -112,6 +115,13 @@ def ggml() -> Any:
     list of devices, which llama.cpp does not use.
     """
     return lib()._lib
+
+
+def system_info() -> str:
+    """Return llama.cpp's line about its back ends and their CPU features."""
+    with registry_lock:
+        text: bytes = lib().llama_print_system_info()
+    return text.decode("utf-8", "replace")
 
 
 def library_files() -> list[tuple[Path, os.stat_result]]:

@@ -13,7 +13,14 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.runtime.binding import amx, contract, rpc
 from llmcli.runtime.binding.contract import set_fields
-from llmcli.runtime.binding.library import MLOCK_WARNING, last_log_lines, lib, reset_log
+from llmcli.runtime.binding.library import (
+    MLOCK_WARNING,
+    last_log_lines,
+    lib,
+    registry_lock,
+    reset_log,
+    system_info,
+)
 from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
 from llmcli.runtime.binding.placement_params import init_numa, set_placement
 from llmcli.runtime.binding.tokens.special_tokens import SpecialToken, read_special_token
@@ -262,7 +269,7 @@ def open_model(
         set_fields(params, no_alloc=True, load_mode=LOAD_MODE_NONE)
     if not placement.repack:
         set_fields(params, use_extra_bufts=False)
-    elif not vocab_only and b"AMX" in library.llama_print_system_info():
+    elif not vocab_only and "AMX" in system_info():
         is_latent = (
             read_header.read_header(path).has_latent_attention
             if placement.latent is None
@@ -277,7 +284,7 @@ def open_model(
     # raised later, because ctypes would swallow it inside the callback.
     progress = library.llama_progress_callback(lambda share, data: not interrupted.is_set())
     set_fields(params, progress_callback=progress)
-    with on_interrupt(interrupted.set):
+    with registry_lock, on_interrupt(interrupted.set):
         pointer = library.llama_model_load_from_file(str(path).encode(), params)
     del arrays
     if interrupted.is_set():

@@ -62,7 +62,7 @@ def open_context(
         set_fields(params, cb_eval=eval_callback)
     reset_log()
     interrupted = threading.Event()
-    with gemm.registered(options.gemm_min_rows), on_interrupt(interrupted.set):
+    with gemm.registered(options.gemm_min_rows) as begin_pass, on_interrupt(interrupted.set):
         pointer = library.llama_init_from_model(model.pointer, params)
     if interrupted.is_set():
         if pointer:
@@ -81,7 +81,7 @@ def open_context(
         # of the dropped text, so they differ from cells computed from the remaining text alone.
         return not options.swa_full and can_shift(model, context, options.type_k, open_context)
 
-    context = Context(pointer, model, stop, options, decide_shift)
+    context = Context(pointer, model, stop, options, decide_shift, begin_pass)
     try:
         yield context
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.runtime.binding import contract, devices
 from llmcli.runtime.binding.contract import TensorBufferOverride, set_fields
-from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.library import lib, registry_lock
 from llmcli.runtime.binding.model_placement import (
     LOAD_MODES,
     NO_DEVICES,
@@ -63,7 +63,8 @@ def init_numa(strategy: str) -> None:
     """
     with _numa_lock:
         if strategy and not _numa_strategies:
-            lib().llama_numa_init(NUMA_NUMBERS[strategy])
+            with registry_lock:
+                lib().llama_numa_init(NUMA_NUMBERS[strategy])
             _numa_strategies.append(strategy)
 
 

@@ -8,7 +8,7 @@ process when these rules are broken, so they are checked here first.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +83,14 @@ class PooledContext:
     block.
     """
 
-    def __init__(self, pointer: Any, model: Model, options: PooledOptions) -> None:
+    def __init__(
+        self,
+        pointer: Any,
+        model: Model,
+        options: PooledOptions,
+        begin_pass: Callable[[], None] | None,
+    ) -> None:
+        """`begin_pass`: a function to call before each pass (gemm.registered)."""
         library = lib()
         self._pointer, self._options = pointer, options
         self._memory = library.llama_get_memory(pointer)
@@ -99,7 +106,7 @@ class PooledContext:
         self._batch, self._positions = Batch(options.pass_tokens), Positions(options.max_texts)
         self._encodes = library.llama_model_has_encoder(model.pointer)
         self._cached_tokens = 0
-        self._begin_pass = gemm.pass_setter(options.gemm_min_rows)
+        self._begin_pass = begin_pass
 
     def clear(self) -> None:
         """Drop all texts from the cache. This must be done before the first tokens of new texts."""
@@ -197,13 +204,17 @@ def open_pooled_context(model: Model, options: PooledOptions) -> Iterator[Pooled
     Raises UserError when llama.cpp refuses the settings, and for a model with both an encoder and a
     decoder.
     """
-    with _open_pointer(model, options) as pointer:
-        yield PooledContext(pointer, model, options)
+    with _open_pointer(model, options) as (pointer, begin_pass):
+        yield PooledContext(pointer, model, options, begin_pass)
 
 
 @contextmanager
-def _open_pointer(model: Model, options: PooledOptions) -> Iterator[Any]:
-    """Check the settings, and yield a pointer to a new llama_context, which is freed at the end."""
+def _open_pointer(
+    model: Model, options: PooledOptions
+) -> Iterator[tuple[Any, Callable[[], None] | None]]:
+    """Check the settings, and yield a pointer to a new llama_context, which is freed at the end,
+    and the function to call before each of its passes.
+    """
     check_cache_types(options.type_k, options.type_v, options.flash_attn)
     assert 1 <= options.max_texts <= MAX_SEQUENCES, options.max_texts
     assert options.pooling in POOLING, options.pooling
@@ -242,7 +253,8 @@ def _open_pointer(model: Model, options: PooledOptions) -> Iterator[Any]:
         pooling_type=POOLING[options.pooling],
     )
     reset_log()
-    pointer = library.llama_init_from_model(model.pointer, params)
+    with gemm.registered(options.gemm_min_rows) as begin_pass:
+        pointer = library.llama_init_from_model(model.pointer, params)
     if not pointer:
         reason = last_log_lines() or "not enough memory?"
         raise UserError(
@@ -250,6 +262,6 @@ def _open_pointer(model: Model, options: PooledOptions) -> Iterator[Any]:
             hint="try shorter texts, or --cache-type-k f16 --cache-type-v f16",
         )
     try:
-        yield pointer
+        yield pointer, begin_pass
     finally:
         library.llama_free(pointer)

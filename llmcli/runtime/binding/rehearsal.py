@@ -13,7 +13,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contract import set_fields
-from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.library import last_log_lines, lib, registry_lock, reset_log
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.model_placement import ON_HOST
 
@@ -89,7 +89,8 @@ def _open_context(
         swa_full=False,
     )
     reset_log()
-    pointer = library.llama_init_from_model(model.pointer, params)
+    with registry_lock:
+        pointer = library.llama_init_from_model(model.pointer, params)
     if not pointer:
         reason = last_log_lines() or "not enough memory?"
         raise UserError(f"llama.cpp refuses a context of {model.path.name}: {reason}")

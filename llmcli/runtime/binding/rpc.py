@@ -14,8 +14,14 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.devices import GPU_KINDS, HOST_DEVICE, list_devices, rpc_devices
-from llmcli.runtime.binding.library import ggml, is_loaded
+from llmcli.runtime.binding.devices import (
+    GPU_KINDS,
+    HOST_DEVICE,
+    find_device,
+    list_devices,
+    rpc_devices,
+)
+from llmcli.runtime.binding.library import ggml, is_loaded, registry_lock
 from quant.installation import install_llama_command
 
 MAX_WORKERS = contract.HEADER_NUMBERS["GGML_RPC_MAX_SERVERS"]
@@ -40,19 +46,20 @@ def join_worker(endpoint: str) -> tuple[str, ...]:
     (hardware/rpc_workers.py). Raises UserError for a build without RPC, and for a worker without
     devices.
     """
-    if endpoint not in joined_workers():
-        library = ggml()
-        added = _procedure(contract.RPC_ADD_SERVER, ctypes.c_void_p, ctypes.c_char_p)(
-            endpoint.encode()
-        )
-        if not added:
-            raise UserError(
-                f"the worker at {endpoint} has no devices",
-                hint="check the worker's output on its machine",
+    with registry_lock:
+        if endpoint not in joined_workers():
+            library = ggml()
+            added = _procedure(contract.RPC_ADD_SERVER, ctypes.c_void_p, ctypes.c_char_p)(
+                endpoint.encode()
             )
-        library.ggml_backend_register.argtypes = [ctypes.c_void_p]
-        library.ggml_backend_register(added)
-    return joined_workers()[endpoint]
+            if not added:
+                raise UserError(
+                    f"the worker at {endpoint} has no devices",
+                    hint="check the worker's output on its machine",
+                )
+            library.ggml_backend_register.argtypes = [ctypes.c_void_p]
+            library.ggml_backend_register(added)
+        return joined_workers()[endpoint]
 
 
 def joined_workers() -> dict[str, tuple[str, ...]]:
@@ -92,12 +99,7 @@ def serve_devices(
     `threads`: threads of the CPU device. `cache_folder`: a folder in which large tensors are
     stored, so that each is transferred only once; None for no such folder.
     """
-    library = ggml()
-    library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
-    library.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
-    handles = (ctypes.c_void_p * len(names))(
-        *(library.ggml_backend_dev_by_name(name.encode()) for name in names)
-    )
+    handles = (ctypes.c_void_p * len(names))(*map(find_device, names))
     start = _procedure(
         contract.RPC_START_SERVER,
         None,
@@ -190,7 +192,8 @@ def _registry() -> int | None:
     library.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
     library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
     library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    registry: int | None = library.ggml_backend_reg_by_name(b"RPC")
+    with registry_lock:
+        registry: int | None = library.ggml_backend_reg_by_name(b"RPC")
     return registry
 
 

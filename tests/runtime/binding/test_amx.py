@@ -16,8 +16,14 @@ BUILT_BY = b"\x7fELF...\0GCC: (Debian %s-14) %s\0more\0"
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Fake a machine with AMX and a build by a given compiler."""
 
-    def fake(compiler: bytes, *, mended: bool = False, has_amx: bool = True) -> None:
-        path = tmp_path / "libggml-cpu.so.0"
+    def fake(
+        compiler: bytes,
+        *,
+        mended: bool = False,
+        has_amx: bool = True,
+        name: str = "libggml-cpu.so.0",
+    ) -> None:
+        path = tmp_path / name
         path.write_bytes(compiler)
         symbols = type("Symbols", (), {amx.MARK: 1} if mended else {})
         monkeypatch.setattr(devices, "repacks_for_amx", lambda: has_amx)
@@ -48,6 +54,12 @@ def test_versions_of_gcc_with_the_bug_are_recognized(
     machine(BUILT_BY % (text, text))
     assert amx.is_build_faulty() == is_faulty
     assert amx.repacks_weights() == (not is_faulty)
+
+
+def test_a_library_for_one_kind_of_cpu_is_read_too(machine) -> None:
+    """As a build with GGML_CPU_ALL_VARIANTS has it."""
+    machine(BUILT_BY % (b"12.2.0", b"12.2.0"), name="libggml-cpu-sapphirerapids.so")
+    assert amx.is_build_faulty()
 
 
 def test_mended_builds_other_compilers_and_other_processors_are_left_alone(machine) -> None:

@@ -7,13 +7,12 @@ inputs to 8 bits. ggml still computes k-quants, floats, weights that it has repa
 on a machine with a GPU.
 
 A context uses them if it was created while they were registered with ggml (`registered`). From
-how many rows of inputs is set before each of its passes (`pass_setter`): ggml asks, on the thread
-of the pass, whether they compute a product, but not for which context.
+how many rows of inputs is set before each of its passes: ggml asks, on the thread of the pass,
+whether they compute a product, but not for which context.
 """
 
 import ctypes
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -23,8 +22,8 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.devices import free_gpu_bytes
-from llmcli.runtime.binding.library import ggml
+from llmcli.runtime.binding.devices import has_gpu
+from llmcli.runtime.binding.library import ggml, registry_lock
 from quant.native import kernels
 
 Floats = NDArray[np.float32]
@@ -35,9 +34,6 @@ GEMM_MODES = ("auto", "ggml")
 MIN_PROMPT_ROWS = 64
 # minimum rows of inputs for several answers at once; gemm.c has a higher minimum for some types
 MIN_ANSWER_ROWS = 2
-
-# held while a context is created, because ggml's registry belongs to the whole process
-_creation_lock = threading.Lock()
 
 
 def check_mode(mode: str) -> None:
@@ -74,42 +70,31 @@ def unusable_reason() -> str:
             return opened.problem
         needed = opened.library.llmcli_gemm_ggml_version().decode()
         return f"they need ggml {needed}, and llama.cpp has {_ggml_version()}"
-    return "" if free_gpu_bytes() is None else "ggml uses the GPU"
+    return "ggml uses the GPU" if has_gpu() else ""
 
 
 @contextmanager
-def registered(min_rows: int) -> Iterator[None]:
+def registered(min_rows: int) -> Iterator[Callable[[], None] | None]:
     """Let a context that is created inside the block use llmcli's own products for at least
-    `min_rows` rows of inputs; 0 leaves all products to ggml. Contexts are created one at a time.
+    `min_rows` rows of inputs; 0 leaves all products to ggml. Yield the function to call before each
+    of its passes, on the thread of the pass, or None if it does not use them. Contexts are created
+    one at a time.
 
     llmcli's device is not registered outside, because other contexts would use it, and a dry run
     would count its buffers twice: they are those of the CPU.
     """
-    begin_pass = pass_setter(min_rows)
-    with _creation_lock:
-        if begin_pass is None:
-            yield
+    with registry_lock:
+        functions = _functions() if min_rows and is_available() else None
+        if functions is None:
+            yield None
             return
-        functions = _functions()
-        assert functions is not None  # because there is a pass_setter
+        begin_pass = functools.partial(functions.library.llmcli_gemm_from, min_rows)
         begin_pass()  # llama.cpp builds the graphs of the largest passes
         ggml().ggml_backend_register(functions.registry)
         try:
-            yield
+            yield begin_pass
         finally:
             ggml().ggml_backend_unload(functions.registry)
-
-
-def pass_setter(min_rows: int) -> Callable[[], None] | None:
-    """Return the function to call before each pass of a context that was created with `min_rows`
-    (see `registered`), on the thread of the pass. Return None if the context does not use llmcli's
-    own products.
-    """
-    if not min_rows or not is_available():
-        return None
-    functions = _functions()
-    assert functions is not None  # because is_available()
-    return functools.partial(functions.library.llmcli_gemm_from, min_rows)
 
 
 def multiply(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:

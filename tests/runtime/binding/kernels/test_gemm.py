@@ -4,6 +4,7 @@ are more exact than ggml's.
 
 import ctypes
 import re
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.model_placement import ON_HOST
 from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.pooled_context import PooledOptions, open_pooled_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.reproducible import with_required_options
 from llmcli.runtime.requests.request import RunOptions
@@ -213,6 +216,65 @@ def test_ggml_and_reproducible_modes_do_not_use_own_products(q8_0_model: Path) -
             found[name] = row.logits.copy()
     assert not np.array_equal(found["auto"], found["ggml"])
     assert with_required_options(RunOptions()).gemm == "ggml"
+
+
+@pytest.mark.usefixtures("needs_own_products")
+def test_embeddings_use_own_products(q8_0_model: Path, decoded_model: Path) -> None:
+    """The error of the vectors shows which code computed them."""
+    exact = token_vectors(decoded_model, 0)
+    own, ggmls = token_vectors(q8_0_model, 4), token_vectors(q8_0_model, 0)
+    assert 0 < relative_error(own, exact) < 0.5 * relative_error(ggmls, exact)
+
+
+def token_vectors(path: Path, min_rows: int) -> F32:
+    """Return the vectors of all tokens of a text. `min_rows`: `gemm_min_rows` of the context."""
+    options = PooledOptions(
+        PROMPT,
+        PROMPT,
+        max_texts=1,
+        max_vector_rows=PROMPT,
+        pooling="none",
+        flash_attn="on",
+        gemm_min_rows=min_rows,
+    )
+    tokens = [(7 + 31 * i) % 300 for i in range(PROMPT)]
+    batch = BatchRows(tokens, range(PROMPT), [0] * PROMPT, [True] * PROMPT)
+    with open_model(path, ON_HOST) as model, open_pooled_context(model, options) as context:
+        return context.compute_vectors(batch)[0]
+
+
+@pytest.mark.usefixtures("needs_own_products")
+def test_devices_are_counted_while_contexts_are_created(q8_0_model: Path) -> None:
+    """A context registers a device for a moment, which no other thread may see."""
+    stop, counts = threading.Event(), set[int]()
+
+    def count_devices() -> None:
+        while not stop.is_set():
+            counts.add(len(devices.list_devices()))
+
+    expected = len(devices.list_devices())
+    watcher = threading.Thread(target=count_devices)
+    with open_model(q8_0_model, ON_HOST) as model:
+        watcher.start()
+        try:
+            for _ in range(5):
+                with open_context(model, ContextOptions(64, 32, 32, gemm_min_rows=4)):
+                    pass
+        finally:
+            stop.set()
+            watcher.join()
+    assert counts == {expected}
+
+
+@pytest.mark.usefixtures("needs_own_products")
+def test_no_device_is_asked_for_its_memory(
+    q8_0_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is a request to each worker."""
+    with open_model(q8_0_model, ON_HOST) as model:
+        monkeypatch.setattr(devices, "list_devices", None)
+        with open_context(model, ContextOptions(64, 32, 32, gemm_min_rows=4)) as context:
+            assert context._begin_pass is not None
 
 
 def test_drafts_have_the_minimum_rows_of_a_single_conversation() -> None:
