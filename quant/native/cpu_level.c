@@ -1,5 +1,15 @@
 // Says for which build of our C files this CPU is good enough. Called by quant/native/kernels.py.
 #include "lanes.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+// Returns whether the CPU has F16C, LZCNT and MOVBE, whose names some compilers do not know.
+static int has_small_ones(void) {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 29) || !(c & 1u << 22)) return 0;
+    return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & 1u << 5);
+}
+#endif
 
 // Returns 4 or 3 for a CPU of that level of x86-64, 5 for level 4 with AVX512_BF16, 0 for others. The
 // operating system must save the registers, too.
@@ -7,7 +17,7 @@ EXPORT int llmcli_cpu_level(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-        !__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2")) {
+        !__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2") || !has_small_ones()) {
         return 0;
     }
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||

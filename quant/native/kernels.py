@@ -8,20 +8,17 @@ llmcli's wheel contains them for several levels of CPU, if a C compiler was ther
 import ctypes
 import importlib.util
 import json
+import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 PACKAGE = "llmcli_kernels"
 REPORT_NAME = "built.json"  # which libraries could not be built, and why
-# The libraries, best first, each with the least result of llmcli_cpu_level (cpu_level.c). The
-# last two run on any CPU of their architecture.
-LEVELS = (
-    ("kernels-x86-64-v4", 4),
-    ("kernels-x86-64-v3", 3),
-    ("kernels-x86-64", 0),
-    ("kernels-generic", 0),
-)
+# The libraries for some CPUs of their architecture, best first, each with the least result of
+# llmcli_cpu_level (cpu_level.c).
+LEVELS = (("kernels-x86-64-v4", 4), ("kernels-x86-64-v3", 3))
+X86_BASE, GENERIC_BASE = "kernels-x86-64", "kernels-generic"
 GEMM = ("gemm-avx512bf16", 5)
 
 
@@ -44,7 +41,7 @@ def open_kernels() -> Kernels:
     level, base = _cpu_level()
     if base is None:
         return Kernels(None, base_name(), _missing_reason(base_name()))
-    suitable = [name for name, minimum in LEVELS if minimum <= level]
+    suitable = [*(name for name, minimum in LEVELS if minimum <= level), base_name()]
     for name in suitable:
         if path := _library_file(name):
             opened = base if name == base_name() else _open(path)
@@ -78,9 +75,10 @@ def supports_gemm() -> bool:
 
 
 def base_name() -> str:
-    """Return the name of the library for any CPU of this architecture."""
-    names = [name for name, minimum in LEVELS if minimum == 0]
-    return next((name for name in names if _library_file(name)), names[0])
+    """Return the name of the library for any CPU of this architecture, as scripts/build/kernels.py
+    chooses it.
+    """
+    return X86_BASE if platform.machine().lower() in ("x86_64", "amd64") else GENERIC_BASE
 
 
 @cache

@@ -2,7 +2,9 @@
 
 import ctypes
 import json
+import platform
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,8 +45,9 @@ def put(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_best_library_for_this_cpu_is_used(installed: Path) -> None:
     level, _ = kernels._cpu_level()
+    levels = [*kernels.LEVELS, (kernels.base_name(), 0)]
     best = next(
-        name for name, minimum in kernels.LEVELS if minimum <= level and kernels._library_file(name)
+        name for name, minimum in levels if minimum <= level and kernels._library_file(name)
     )
     opened = kernels.open_kernels()
     assert (opened.name, opened.problem) == (best, "")
@@ -95,12 +98,55 @@ def test_a_lower_level_is_used_if_the_best_was_not_built_and_the_reason_is_kept(
 def test_a_damaged_library_is_a_reason_and_no_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / f"{kernels.LEVELS[-1][0]}{build_kernels.suffix()}").write_bytes(b"no library")
+    (tmp_path / f"{kernels.base_name()}{build_kernels.suffix()}").write_bytes(b"no library")
     (tmp_path / kernels.REPORT_NAME).write_text("[]")
     put(tmp_path, monkeypatch)
     opened = kernels.open_kernels()
     assert opened.library is None
     assert "does not load" in opened.problem
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64"])
+def test_other_architectures_have_a_single_library(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """The libraries of x86-64 are no better ones that were not built."""
+    (library,) = build_kernels.libraries(machine)
+    path = kernels._library_file(kernels.base_name())
+    assert path is not None
+    shutil.copy(path, tmp_path / (library.name + path.suffix))
+    put(tmp_path, monkeypatch)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(kernels, "_cpu_level", lambda: (0, ctypes.CDLL(str(path))))
+    opened = kernels.open_kernels()
+    assert (opened.name, opened.problem) == (library.name, "")
+
+
+MISSING = {"f16c": "1 << 29", "movbe": "1 << 22", "lzcnt": "1 << 5"}  # bits of CPUID
+
+
+@pytest.mark.parametrize("missing", [None, *MISSING])
+def test_level_3_needs_all_its_instructions(
+    installed: Path, tmp_path: Path, missing: str | None
+) -> None:
+    """As under a hypervisor that hides some. A cpuid.h of our own hides one."""
+    compiler = build_kernels.find_compiler()
+    if compiler is None or kernels._cpu_level()[0] < 3:
+        pytest.skip("there is no C compiler here, or this CPU has a lower level")
+    leaf = "0x80000001" if missing == "lzcnt" else "1"
+    (tmp_path / "cpuid.h").write_text(
+        "#include_next <cpuid.h>\n"
+        "static int hidden(unsigned l, unsigned *a, unsigned *b, unsigned *c, unsigned *d) {\n"
+        f"  if (!__get_cpuid(l, a, b, c, d)) return 0;\n"
+        f"  if (l == {leaf}) *c &= ~({MISSING.get(missing or '', '0')}u);\n"
+        "  return 1;\n}\n#define __get_cpuid hidden\n"
+    )
+    out = tmp_path / f"level{build_kernels.suffix()}"
+    source = build_kernels.ROOT / "quant/native/cpu_level.c"
+    command = [*compiler, "-shared", "-fPIC", f"-I{tmp_path}", str(source), "-o", str(out)]
+    subprocess.run(command, check=True)
+    level = ctypes.CDLL(str(out)).llmcli_cpu_level()
+    assert level == (0 if missing else kernels._cpu_level()[0])
 
 
 def test_encoders_that_write_other_bytes_than_ggml_are_not_used(
@@ -125,7 +171,8 @@ def test_the_names_of_levels_are_those_of_the_build() -> None:
         for library in (*build_kernels.X86_64, *build_kernels.GENERIC)
         if library.sources is build_kernels.KERNEL_SOURCES
     }
-    assert built == {name for name, _ in kernels.LEVELS}
+    names = {name for name, _ in kernels.LEVELS}
+    assert built == names | {kernels.X86_BASE, kernels.GENERIC_BASE}
     assert kernels.GEMM[0] in {library.name for library in build_kernels.X86_64}
     assert build_kernels.REPORT_NAME == kernels.REPORT_NAME
 
