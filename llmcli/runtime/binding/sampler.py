@@ -264,8 +264,8 @@ class NativeChains:
 
     def __init__(self, n_vocab: int, vocab: Any = None, threads: int = 1) -> None:
         """`vocab`: the model's llama_vocab. Without it, the sampler DRY has no sequence breakers.
-        `threads`: those of forward passes with several rows. Draws from several rows use as many,
-        because OpenMP would end the others.
+        `threads`: the number of threads of a forward pass with several rows. Draws from several
+        rows use as many, because with fewer OpenMP would end the others.
         """
         self.n_vocab, self.vocab, self._candidates = n_vocab, vocab, CandidateTable()
         self.threads = threads

@@ -38,6 +38,10 @@ class PlainStrategy:
             self.chain if isinstance(self.chain, SummingChain) and can_always_end else None
         )
         native = resources.native
+        self.banned_at_first: NDArray[np.int32] | None = None
+        if conditions.min_tokens:
+            ends = {*end_tokens(self.vocabulary).tolist(), *conditions.stop_tokens}
+            self.banned_at_first = np.array(sorted(ends), np.int32)
         self.can_plan = native is not None and native.can_plan(self.chain)
         self.planned: PlannedDraw | None = None  # the draw of the next call of accept()
         self.decoder = Detokenizer(request.stops, conditions.min_indent)
@@ -72,6 +76,9 @@ class PlainStrategy:
         token's event, and the reason to finish if the answer ends. An end token has no event,
         except when the request also scores its prompt.
 
+        After a server process has ended, the tokens that it already sent replace the drawn ones;
+        the draw still advances the state of the sampler chain.
+
         Raises UserError when the first row of the answer contains NaN.
         """
         row, request, replayed = next(rows), sequence.request, sequence.replayed
@@ -93,7 +100,11 @@ class PlainStrategy:
             sample_seconds = planned.seconds
         else:
             begun = time.perf_counter()
-            drawn = self._draw(row, sequence)
+            if planned is not None:
+                banned = planned.banned
+            else:
+                banned = self._banned(sequence, len(sequence.times))
+            drawn = self._draw(row, sequence.tokens, banned)
             sample_seconds = time.perf_counter() - begun
         n_tokens = len(sequence.times)
         token = replayed.tokens[n_tokens] if n_tokens < len(replayed.tokens) else drawn
@@ -111,15 +122,6 @@ class PlainStrategy:
             return self.summing_chain.log_sum(row, self.last_logit)
         return row.log_sum(self.last_logit)
 
-    def _draw(self, row: RowLogits, sequence: Sequence) -> int:
-        """Return the next token. After a server process has ended, the tokens that it already sent
-        replace the drawn ones; the draw still advances the state of the sampler chain.
-        """
-        banned = self._banned(sequence, len(sequence.times))
-        if banned is None:
-            return self.chain.draw(row, sequence.tokens)
-        return self._draw_without(banned, row, sequence.tokens)
-
     def _banned(self, sequence: Sequence, n_tokens: int) -> NDArray[np.int32] | None:
         """Return the tokens that must not be drawn after `n_tokens` tokens of the answer: those
         that would end it. Return None if all may be drawn.
@@ -127,10 +129,7 @@ class PlainStrategy:
         Shapes: result `[tokens]`.
         """
         if n_tokens < self.conditions.min_tokens:
-            ends = end_tokens(self.vocabulary)
-            if not self.conditions.stop_tokens:
-                return ends
-            return np.union1d(ends, list(self.conditions.stop_tokens)).astype(np.int32)
+            return self.banned_at_first
         return end_tokens(self.vocabulary) if sequence.request.ignore_eos else None
 
     def _record(
@@ -174,16 +173,19 @@ class PlainStrategy:
         is_line_end = b"\n" in self.vocabulary.piece(sequence.tokens[-1])
         return is_line_end and elapsed > self.conditions.line_limit_ms
 
-    def _draw_without(self, ends: NDArray[np.int32], row: RowLogits, tokens: list[int]) -> int:
-        """Draw while the logits of all tokens in `ends` are -inf (llama.cpp's `ignore_eos`). Then
-        restore the logits, because log-probabilities are read from them.
+    def _draw(self, row: RowLogits, tokens: list[int], banned: NDArray[np.int32] | None) -> int:
+        """Return the next token after `tokens`, drawn while the logits of the tokens in `banned`
+        are -inf (llama.cpp's `ignore_eos`). Then restore these logits, because log-probabilities
+        are read from them.
 
-        Shapes: ends `[end tokens]`.
+        Shapes: banned `[tokens]`.
         """
-        before = row.logits[ends]
-        row.logits[ends] = -np.inf
+        if banned is None:
+            return self.chain.draw(row, tokens)
+        before = row.logits[banned]
+        row.logits[banned] = -np.inf
         token = self.chain.draw(row, tokens)
-        row.logits[ends] = before
+        row.logits[banned] = before
         return token
 
     def on_context_shift(self, sequence: Sequence) -> None:

@@ -1,5 +1,6 @@
-"""ggml's library for the CPU, of which llmcli uses two functions that are exported although they are
-not in its headers: the vectorized softmax, and that of OpenMP which runs ggml's threads.
+"""ggml's library for the CPU. llmcli uses its vectorized softmax, which is exported although it is
+not in the headers, and OpenMP's function for running work on ggml's threads, which is found through
+this library.
 """
 
 import ctypes

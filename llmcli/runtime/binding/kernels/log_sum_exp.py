@@ -1,9 +1,9 @@
 """The log-sum-exp of a row of logits, for log-probabilities. The same scan can find the maxima of
 the row's strands (row.c), which speed up the search for the likeliest tokens.
 
-llmcli's C code (row.c) computes both in one scan. An installation without it uses the vectorized softmax of
-libggml-cpu, a function that is exported although it is not public. Where that is missing too, numpy
-computes the sum. All three give equal results within rounding.
+llmcli's C code (row.c) computes both in one scan. An installation without it uses the vectorized
+softmax of libggml-cpu, a function that is exported although it is not public. Where that is missing
+too, numpy computes the sum. All three give equal results within rounding.
 """
 
 import ctypes

@@ -22,6 +22,7 @@ from llmcli.runtime.requests.request import EndConditions, Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import Sampling, default_sampling
 from llmcli.runtime.sampling.chain import GreedyChain, PlannedDraw, make_chain
+from llmcli.runtime.strategies.plain import PlainStrategy
 from tests.fixtures.fakes import FakeContext, FakeRow, FakeVocabulary
 
 FOLDER = Path(row_draws.__file__).parent
@@ -343,6 +344,28 @@ def test_answers_are_the_same_with_draws_made_together(kernel, monkeypatch):
     serial = answer_all(None, monkeypatch)
     assert answer_all(3, monkeypatch) == serial
     assert max(map(len, serial)) > 15
+
+
+def test_a_plan_that_no_other_joins_is_not_made_twice(monkeypatch):
+    """The banned tokens of a draw were collected for the plan, and again for the draw."""
+    calls: list[tuple[int, int]] = []
+    find_banned = PlainStrategy._banned
+
+    def count(strategy, sequence, n_tokens):
+        calls.append((sequence.id, n_tokens))
+        return find_banned(strategy, sequence, n_tokens)
+
+    monkeypatch.setattr(PlainStrategy, "_banned", count)
+    noise = make_logits(np.random.default_rng(8))
+    context = FakeContext(n_ctx=1024, n_seq_max=8)
+    monkeypatch.setattr(context, "_logits", lambda tokens: noise.copy())
+    engine = Engine(context, vocabulary(), NativeChains(SIZE), schedule=Schedule())
+    limits = EndConditions(min_tokens=9, stop_tokens=frozenset([5]))
+    engine.submit(Request(tuple(b"1"), sampling({"mirostat": 1}), 20))  # numpy alone draws
+    engine.submit(Request(tuple(b"2"), sampling({}), 20, end_conditions=limits))
+    while engine.is_busy:
+        engine.step()
+    assert len(calls) == len(set(calls)) > 25
 
 
 def test_a_model_gives_the_same_answers_with_draws_made_together(stories_gguf, kernel, monkeypatch):
