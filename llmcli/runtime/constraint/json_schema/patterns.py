@@ -6,7 +6,7 @@ patterns of their own, all of which a string must match.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 # The characters of ECMA's \s, and those that its dot does not match, as parts of a class.
 SPACES = r"\t\n\x0b\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -173,8 +173,10 @@ def _split_lookaheads(pattern: str) -> tuple[str, list[tuple[str, str]]]:
     return pattern, lookaheads
 
 
-def _group_end(pattern: str) -> int:
-    """Return the index of the parenthesis that closes the group at the beginning of `pattern`."""
+def _walk_groups(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """Yield the index of each character outside classes and escapes, the character, and the number
+    of groups that are open after it.
+    """
     depth, in_class, index = 0, False, 0
     while index < len(pattern):
         letter = pattern[index]
@@ -184,33 +186,25 @@ def _group_end(pattern: str) -> int:
             in_class = letter != "]"
         elif letter == "[":
             in_class = True
-        elif letter == "(":
-            depth += 1
-        elif letter == ")":
-            depth -= 1
-            if depth == 0:
-                return index
+        else:
+            depth += (letter == "(") - (letter == ")")
+            yield index, letter, depth
         index += 1
+
+
+def _group_end(pattern: str) -> int:
+    """Return the index of the parenthesis that closes the group at the beginning of `pattern`."""
+    for index, letter, depth in _walk_groups(pattern):
+        if letter == ")" and depth == 0:
+            return index
     raise UnsupportedPattern("an unclosed group")
 
 
 def _outside_groups(pattern: str) -> str:
     """Return the characters of a pattern that are outside all groups and classes."""
-    text, depth, in_class, index = "", 0, False, 0
-    while index < len(pattern):
-        letter = pattern[index]
-        if letter == "\\":
-            index += 1
-        elif in_class:
-            in_class = letter != "]"
-        elif letter == "[":
-            in_class = True
-        elif letter in "()":
-            depth += 1 if letter == "(" else -1
-        elif depth == 0:
-            text += letter
-        index += 1
-    return text
+    return "".join(
+        letter for _, letter, depth in _walk_groups(pattern) if depth == 0 and letter not in "()"
+    )
 
 
 class _Translator:
