@@ -54,7 +54,12 @@ def opened_engine(args: argparse.Namespace) -> Iterator[tuple[Engine, range]]:
             reply=lambda tokens: 97 + len(tokens) % 26,
             token_bytes=STAND_IN_TOKEN_BYTES,
         )
-        schedule = Schedule(args.parallel, max_gap_seconds=0.5, host_bytes=args.host_bytes or 0)
+        schedule = Schedule(
+            args.parallel,
+            max_gap_seconds=0.5,
+            host_bytes=args.host_bytes or 0,
+            idle_offload=args.idle_offload or "room",
+        )
         engine = Engine(
             context, FakeModel(), None, schedule=schedule, token_bytes=STAND_IN_TOKEN_BYTES
         )
@@ -65,7 +70,9 @@ def opened_engine(args: argparse.Namespace) -> Iterator[tuple[Engine, range]]:
     with open_server_model(args.ref, flags, load_config(), UI(), args.parallel) as model:
         engine = model.runner.engine
         if args.host_bytes is not None:
-            engine.schedule = replace(engine.schedule, host_bytes=args.host_bytes)
+            engine.schedule = replace(
+                engine.schedule, host_bytes=args.host_bytes, measure_host_bytes=None
+            )
         if args.idle_offload is not None:
             engine.schedule = replace(engine.schedule, idle_offload=args.idle_offload)
         yield engine, range(300, min(20_000, model.runner.model.n_vocab))
@@ -109,10 +116,10 @@ def main() -> None:
                 flush=True,
             )
         engine.check()
-        load = engine.schedule
+        n_budget_bytes = engine.scheduler.offload_store.max_bytes
         print(
             f"{args.users} users, {len(engine.ledger.tokens)} slots,"
-            f" budget {load.host_bytes / 2**20:,.0f} MiB"
+            f" budget {n_budget_bytes / 2**20:,.0f} MiB"
         )
 
 

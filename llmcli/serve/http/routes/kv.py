@@ -38,7 +38,7 @@ def build_cache_report(runner: Runner) -> dict[str, Any]:
         "outside": {
             "swapped_bytes": scheduler.swap.nbytes,
             "finished_bytes": scheduler.idle_offload.nbytes,
-            "most_bytes": engine.schedule.host_bytes,
+            "most_bytes": scheduler.offload_store.max_bytes,
         },
         "running": load.n_running,
         "waiting": load.n_waiting,

@@ -6,7 +6,11 @@ from collections.abc import Callable
 import httpx2 as httpx
 import pytest
 
+from llmcli.runtime.engine.schedule import Schedule
+from llmcli.runtime.kv_cache import offload_store
+from llmcli.serve.http.routes.kv import build_cache_report
 from tests.api.forms.test_openai_chat import HELLO, client
+from tests.fixtures.fakes import fake_runner
 from tests.fixtures.server import Served
 
 # Prometheus' text format, version 0.0.4: a line is a comment, or a name, labels and a number.
@@ -130,6 +134,15 @@ def test_the_cache_report_counts_cells_and_prefixes(serve: Callable[..., Served]
     assert found["prefixes"][0]["tokens"] == shared and len(found["prefixes"][0]["children"]) == 2
     assert found["running"] == found["waiting"] == 0
     assert "Another" not in str(found)
+
+
+def test_the_cache_report_has_the_present_budget_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_store, "MEASURE_SECONDS", 0)
+    runner = fake_runner()
+    runner.engine.schedule = Schedule(host_bytes=1 << 20, measure_host_bytes=lambda held: 1000)
+    assert build_cache_report(runner)["outside"]["most_bytes"] == 1 << 20
+    runner.engine.scheduler.offload_store.has_room(0)
+    assert build_cache_report(runner)["outside"]["most_bytes"] == 1000
 
 
 @pytest.mark.parametrize("path", ["metrics", "v1/kv", "health"])
