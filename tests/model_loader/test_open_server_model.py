@@ -36,9 +36,7 @@ def test_cells_on_a_gpu_are_not_copied_while_the_pool_has_room(
 ) -> None:
     monkeypatch.setattr(devices, "free_gpu_bytes", lambda: free_gpu)
     runner = fake_runner()
-    runner.options = replace(
-        runner.options, gpu_layers=layers, kv_offload=kv_offload
-    )
+    runner.options = replace(runner.options, gpu_layers=layers, kv_offload=kv_offload)
     schedule = make_schedule(runner)
     assert schedule.idle_offload == ("room" if is_on_gpu else "measured")
     assert schedule.min_offload_rows == (None if is_on_gpu else TILE_ROWS)

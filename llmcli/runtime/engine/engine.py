@@ -94,10 +94,12 @@ class Engine:
         self._single_passes = SinglePassTimes(self.scheduler.offload_store.costs.decode)
         # cells in use during the last pass; None for a pass of the prefill context
         self._pass_cells: int | None = None
+        self._compute_seconds = 0.0  # of the last pass, without copies of states
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._current_pass: ForwardPass | None = None  # the scheduled pass being computed
-        self.pass_rows = 0  # rows of the pass being computed, or of the last one
+        # rows of the pass being computed, or of the last one; EngineWatch resets it
+        self.pass_rows = 0
         self._count = 0
         # Called with the id of a sequence and the progress of its prompt, before its first pass and
         # after each, if its request asks for it.
@@ -288,9 +290,10 @@ class Engine:
         self._n_passes += 1
         self._n_pass_sequences += len(plan.shares)
         if is_scheduled:
-            self.scheduler.record_pass(len(plan.tokens), seconds)
+            compute_seconds = self._compute_seconds
+            self.scheduler.record_pass(len(plan.tokens), seconds, compute_seconds)
             if self._pass_cells is not None:
-                self.scheduler.record_attention(plan, self._pass_cells, seconds)
+                self.scheduler.record_attention(plan, self._pass_cells, compute_seconds)
             self._single_passes.flush()
         else:
             self._single_passes.add(plan.positions[0], self.ledger.used_cells, seconds)
@@ -352,15 +355,19 @@ class Engine:
     def _compute_with_room(
         self, compute: Callable[[ForwardPass], SequenceOf[RowLogits]], plan: ForwardPass
     ) -> SequenceOf[RowLogits]:
-        """Call `compute` with the pass. If the context has no free cells, evict all idle cells and
-        call it once more.
+        """Call `compute` with the pass, and measure its time. If the context has no free cells,
+        evict all idle cells and call it once more.
         """
+        start_time = time.perf_counter()
         try:
-            return compute(plan)
+            rows = compute(plan)
         except NoSlot:
             if not self.ledger.evict_idle():
                 raise
-            return compute(plan)
+            start_time = time.perf_counter()
+            rows = compute(plan)
+        self._compute_seconds = time.perf_counter() - start_time
+        return rows
 
     def _decode(self, plan: ForwardPass) -> SequenceOf[RowLogits]:
         """Compute a pass in the engine's context, and return its rows of logits."""

@@ -85,28 +85,31 @@ class Scheduler:
         if sequence.preemption.state:
             self.swap.drop(sequence.preemption.state)
 
-    def record_pass(self, rows: int, seconds: float) -> None:
+    def record_pass(self, rows: int, seconds: float, compute_seconds: float) -> None:
         """Record the duration of a pass, which predicts that of later passes. `rows`: number of its
-        rows. `seconds`: wall time.
+        rows. `seconds`: wall time, in which other requests waited. `compute_seconds`: the same
+        without copies of states.
         """
         self.state.n_passes += 1
         if self.prefill.record_pass(rows, seconds):
-            self.offload_store.costs.record_pass(rows, seconds)
+            self.offload_store.costs.record_pass(rows, compute_seconds)
 
     def record_attention(self, plan: ForwardPass, used_cells: int, seconds: float) -> None:
         """Record the duration of a pass of many rows, which measures what the cells of other
         sequences cost. The tokens of the pass must not be recorded in the ledger yet. `used_cells`:
-        cells that were in use during the pass.
+        cells that were in use right before the pass. `seconds`: wall time of the computation.
         """
         rows = len(plan.tokens)
         if rows < TILE_ROWS:
             return
-        own_cells = sum(
-            share.tokens * (len(self.ledger.tokens[share.sequence.slot]) + share.tokens / 2)
-            for share in plan.shares
+        # averages over the rows, whose own cells are the cached ones and the earlier rows
+        cached_cells = sum(
+            share.tokens * len(self.ledger.tokens[share.sequence.slot]) for share in plan.shares
         )
-        costs = self.offload_store.costs
-        costs.prefill.record(own_cells / rows, used_cells - own_cells / rows, seconds / rows)
+        new_cells = sum(share.tokens * share.tokens / 2 for share in plan.shares)
+        self.offload_store.costs.prefill.record(
+            (cached_cells + new_cells) / rows, used_cells - cached_cells / rows, seconds / rows
+        )
 
     def next_pass(self) -> tuple[ForwardPass, Sequence | None]:
         """Return the next pass, and None. If the pool is too small for a sequence, return an empty

@@ -336,7 +336,8 @@ def test_the_rows_of_a_prompt_s_pass_fit_the_allowed_gap_between_tokens(
 ) -> None:
     context = FakeContext(n_ctx=2048, n_seq_max=4, n_batch=512)
     engine = make_engine(context, Schedule(max_gap_seconds=0.5, min_offload_rows=128))
-    engine.scheduler.record_pass(64, 64 * seconds_per_row)
+    seconds = 64 * seconds_per_row
+    engine.scheduler.record_pass(64, seconds, seconds)
     engine.submit(request("a"))
     engine.step()
     engine.submit(request("x" * 400))
