@@ -7,7 +7,8 @@ dropped its oldest cells, and recurrent state exists only for the last token.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from llmcli.runtime.binding.kv_state.positions import window_survives_shift
 from llmcli.runtime.kv_cache.cells import CellMap
@@ -307,6 +308,23 @@ class Ledger:
         slot = self._slot_to_overwrite(self._slots.idle)
         self._empty_idle(slot)
         return self._claim(slot, scope)
+
+    @contextmanager
+    def keep_prefix(self, tokens: Sequence[int], scope: str = "") -> Iterator[None]:
+        """Keep the cells of the prefix `tokens`, if slots of the scope hold it. In the block, one
+        of these slots counts as busy, so that it is neither overwritten nor evicted.
+        """
+        length, holders = self._match(tokens, scope) if tokens else (0, set[int]())
+        if not holders or length < len(tokens) or any(self.is_busy(slot) for slot in holders):
+            yield
+            return
+        slot = max(holders, key=self._slots.last_used.__getitem__)
+        turn = self._slots.turns[slot]
+        self._claim(slot, scope)
+        try:
+            yield
+        finally:
+            self.release(slot, turn)
 
     @property
     def busy_cells(self) -> int:

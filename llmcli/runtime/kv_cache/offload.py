@@ -99,7 +99,8 @@ class IdleOffload:
         if start == count:
             return keep > 0 or ledger.trim(slot, 0) == 0
         nbytes = store.estimate_bytes(count - (0 if keep else start))
-        cost = store.costs.of_state(count - start, nbytes, store.costs.reuse_chance)
+        n_lost = count - max(start, keep)
+        cost = store.costs.of_state(n_lost, nbytes, store.costs.reuse_chance)
         if not self._can_store() or not is_worth_storing(cost) or not store.make_room(nbytes):
             return False
         swapped = store.copy_state(slot) if keep else store.swap_out(slot, is_idle=True)
@@ -115,7 +116,9 @@ class IdleOffload:
             return
         for slot in ledger.reusable_slots:
             n_stored = len(ledger.tokens[slot]) - ledger.shared_length(slot)
-            if store.has_room(store.estimate_bytes(n_stored)):
+            if not n_stored:  # all its cells are also in another slot
+                ledger.trim(slot, 0)
+            elif store.has_room(store.estimate_bytes(n_stored)):
                 self._add(slot, store.swap_out(slot, is_idle=True))
 
     def slows_down(self, prefill_rows: int, max_tokens: int | None) -> bool:
@@ -127,8 +130,8 @@ class IdleOffload:
         cells = ledger.used_cells - ledger.busy_cells
         expected = costs.answer_tokens
         has_cost = costs.prefill.cell_seconds or costs.decode.cell_seconds
-        if has_cost and not costs.byte_seconds and self._can_store() and ledger.reusable_slots:
-            self.store.copy_state(ledger.reusable_slots[0])  # only to measure how long it takes
+        if has_cost and not costs.byte_seconds and self._can_store():
+            self._time_copy()
         return is_worth_clearing(
             IdleCellCost(
                 cells=cells,
@@ -153,25 +156,38 @@ class IdleOffload:
             number = store.find_idle(wanted, scope, n_cached, needs_whole=not ledger.can_fork)
             if number is None:
                 return
-            state = store.pop_idle(number)
-            slot = ledger.claim_slot(scope)
-            is_restored = store.swap_in(slot, state.swapped)
-            ledger.release(slot)
-            if not is_restored:  # the pool has no room, or lacks the prefix of the state
+            swapped = store.idle[number].swapped
+            with ledger.keep_prefix(swapped.tokens[: swapped.start], scope):
+                if not ledger.n_idle or swapped.n_cells > ledger.size - ledger.busy_cells:
+                    return
+                state = store.pop_idle(number)
+                slot = ledger.claim_slot(scope)
+                is_restored = store.swap_in(slot, swapped)
+                ledger.release(slot)
+            if not is_restored:  # the memory has no room, or refuses the state
                 store.add_idle(state)
                 return
             store.costs.record_use(True)
 
-    def restore_slot(self, slot: int) -> None:
-        """Move the state that was offloaded last from an idle slot back into it, if it is empty."""
+    def restore_slot(self, slot: int) -> bool:
+        """Move the state that was offloaded last from an idle slot back into it, if it is empty.
+        Return False if this is not possible now; the state stays in the store then.
+        """
         store, ledger = self.store, self.store.ledger
         number = self._last_of(slot)
         if number is None or ledger.tokens[slot] or ledger.is_busy(slot):
-            return
+            return True
         state = store.pop_idle(number)
-        ledger.claim_named_slot(slot, state.swapped.tokens, state.scope)
-        store.swap_in(slot, state.swapped)
+        swapped = state.swapped
+        ledger.claim_named_slot(slot, swapped.tokens, state.scope)
+        if swapped.start:  # another state may have the prefix that this one leaves out
+            self.restore_prefix(swapped.tokens[: swapped.start + 1], state.scope)
+        with ledger.keep_prefix(swapped.tokens[: swapped.start], state.scope):
+            is_restored = store.swap_in(slot, swapped)
         ledger.release(slot)
+        if not is_restored:  # the pool has no room, or lacks the prefix of the state
+            store.add_idle(state)
+        return is_restored
 
     def drop_slot(self, slot: int) -> int:
         """Drop the states that were offloaded from a slot. Return the tokens of the last one."""
@@ -180,6 +196,16 @@ class IdleOffload:
             state = self.store.pop_idle(number)
             count = count or len(state.swapped.tokens)
         return count
+
+    def _time_copy(self) -> None:
+        """Copy the state of an idle slot for which there is room, only to measure how long it
+        takes.
+        """
+        store, ledger = self.store, self.store.ledger
+        for slot in ledger.reusable_slots:
+            if store.has_room(store.estimate_bytes(len(ledger.tokens[slot]))):
+                store.copy_state(slot)
+                return
 
     def _can_store(self) -> bool:
         """Return whether states of idle slots may be stored. In the reproducible mode they may not,

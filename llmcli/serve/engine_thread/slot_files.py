@@ -117,7 +117,9 @@ async def _when_idle(bridge: EngineBridge, slot: int, action: Callable[[], T]) -
 def _copy(runner: Runner, slot: int) -> SequenceState:
     """Return a copy of the tokens and cells of a slot."""
     engine = runner.engine
-    engine.scheduler.idle_offload.restore_slot(slot)
+    if not engine.scheduler.idle_offload.restore_slot(slot):
+        message = f"the context has no room for the tokens of slot {slot} now; retry later"
+        raise ApiError(message, 503, code="busy")
     tokens = engine.ledger.tokens[slot]
     if not tokens:
         raise ApiError(f"slot {slot} is empty")

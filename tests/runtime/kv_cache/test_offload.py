@@ -2,12 +2,13 @@
 
 import random
 import time
+from collections.abc import Iterable
 
 import pytest
 
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.schedule import Schedule
-from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.fakes import FakeClock, FakeModel, TimedContext
 
@@ -35,6 +36,23 @@ def make_engine(
     )
     engine = Engine(context, FakeModel(), None, schedule=schedule, token_bytes=TOKEN_BYTES)
     return engine, context
+
+
+def finish(engine: Engine, sequence: int) -> Answer:
+    """Return an answer after all running answers have ended."""
+    while engine.is_busy:
+        engine.step()
+        engine.check()
+    return engine.pop_answer(sequence)
+
+
+def answer(engine: Engine, tokens: Iterable[int], count: int = 1, **more: int) -> Answer:
+    """Return an answer of `count` tokens to a prompt."""
+    return finish(engine, engine.submit(ask(tokens, count, **more)))
+
+
+def ask(tokens: Iterable[int], count: int = 1, **more: int) -> Request:
+    return Request(tuple(tokens), GREEDY, count, ignore_eos=True, **more)
 
 
 def reused_shares(
@@ -208,3 +226,137 @@ def test_a_state_that_does_not_fit_beside_running_answers_evicts_nothing(
         engine.check()
     assert engine.pop_answer(short).cached_tokens == 0
     assert len(engine.pop_answer(running).tokens) == 60
+
+
+def test_a_state_that_does_not_fit_into_its_slot_now_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = make_engine(monkeypatch, Schedule(3, host_bytes=1 << 30), n_seq_max=3, n_ctx=400)
+    offload, slots = engine.scheduler.idle_offload, engine.ledger.tokens
+    answer(engine, range(250), slot=0)
+    running = engine.submit(ask([9] * 300, 60, slot=1))
+    engine.step()
+    assert (len(offload), slots[0]) == (1, [])
+    assert not offload.restore_slot(0)
+    engine.check()
+    assert (len(offload), slots[0]) == (1, [])
+    assert len(finish(engine, running).tokens) == 60
+    assert offload.restore_slot(0)
+    assert slots[0] == list(range(250))
+
+
+def test_a_slot_is_restored_together_with_the_prefix_that_its_state_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = make_engine(monkeypatch, Schedule(4, host_bytes=1 << 30))
+    offload = engine.scheduler.idle_offload
+    for token in (7, 8):
+        answer(engine, [*range(200), *[token] * 50])
+    offload.clear_pool()
+    assert (engine.ledger.used_cells, offload.nbytes) == (0, 300 * TOKEN_BYTES)
+    assert offload.restore_slot(0)
+    engine.check()
+    assert engine.ledger.tokens[0] == [*range(200), *[7] * 50]
+    assert engine.ledger.used_cells == 300
+
+
+@pytest.mark.parametrize("budget", [0, 50 * TOKEN_BYTES])
+def test_nothing_is_copied_to_measure_it_beyond_the_budget(
+    monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    engine, context = make_engine(
+        monkeypatch,
+        Schedule(4, idle_offload="measured", host_bytes=budget),
+        n_seq_max=20,
+        cell_seconds=1e-3,
+    )
+    for seed in (1, 2):
+        reused_shares(engine, 8, answer=12, seed=seed)
+    assert engine.scheduler.offload_store.costs.prefill.cell_seconds
+    assert context.copied_bytes == 0
+
+
+def test_a_fixed_cost_of_passes_is_not_taken_for_that_of_other_cells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, context = make_engine(monkeypatch, Schedule(1))
+
+    def spend(number: int) -> None:
+        context.clock.seconds += 0.1
+
+    context.before = spend
+    for rows in (64, 512, 128, 256) * 4:
+        answer(engine, [7] * (512 + rows))
+        engine.ledger.evict_idle()
+    assert sorted(set(context.batches)) == [64, 128, 256, 512]
+    prefill = engine.scheduler.offload_store.costs.prefill
+    assert (prefill.is_measured, prefill.cell_seconds) == (False, 0)
+
+
+def test_copies_around_a_pass_do_not_count_as_its_computation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, context = make_engine(
+        monkeypatch, Schedule(4, host_bytes=1 << 30, min_offload_rows=64), byte_seconds=1e-8
+    )
+    engine.submit(ask([1] * 200, 40))
+    engine.step()
+    answer(engine, [2] * 300)
+    assert context.copied_bytes
+    assert engine.scheduler.offload_store.costs.token_seconds == pytest.approx(0.01)
+    assert engine.scheduler.prefill.row_seconds > 0.0101  # the other answer waited for the copies
+
+
+@pytest.mark.parametrize(
+    ("slots", "cells", "others"),
+    [(3, 4096, [(100, 1), (101, 1)]), (4, 620, [(250, 1)]), (2, 4096, [(100, 60)])],
+    ids=["slots", "cells", "last slot"],
+)
+def test_a_state_does_not_replace_the_prefix_that_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, slots: int, cells: int, others: list[tuple[int, int]]
+) -> None:
+    engine, _ = make_engine(
+        monkeypatch, Schedule(4, host_bytes=1 << 30), n_seq_max=slots, n_ctx=cells
+    )
+    stem = range(200)
+    answer(engine, [*stem, *[7] * 100])
+    mine = [*stem, *[8] * 100]
+    answer(engine, mine)
+    assert engine.ledger.count_cells([0, 1]) == 400
+    assert engine.scheduler.idle_offload.save(1, 0)
+    # the stem is now in the least recently used slot
+    for token, (length, count) in enumerate(others):
+        number = engine.submit(ask([50 + token] * length, count))
+        engine.step()
+        if count == 1:
+            finish(engine, number)
+    cached = answer(engine, [*mine, 9]).cached_tokens
+    assert cached == (200 if slots == 2 else 300)
+
+
+def test_only_the_tokens_that_would_be_lost_make_a_state_worth_storing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = make_engine(monkeypatch, Schedule(2, host_bytes=1 << 30))
+    answer(engine, range(200), slot=0)
+    offload, costs = engine.scheduler.idle_offload, engine.scheduler.offload_store.costs
+    # of 200 tokens: a copy takes a third as long as computing them
+    costs.byte_seconds = costs.token_seconds / TOKEN_BYTES / 6
+    assert not offload.save(0, 190)
+    assert not offload
+    assert offload.save(0, 10)
+    assert len(offload) == 1
+
+
+def test_cells_that_several_slots_hold_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_engine(
+        monkeypatch, Schedule(4, idle_offload="always", host_bytes=1 << 30), n_seq_max=8
+    )
+    for token in range(5):
+        samples = engine.submit_samples(ask([token] * 100), 3)
+        for number in samples:
+            finish(engine, number)
+    assert [
+        len(state.swapped.tokens) for state in engine.scheduler.offload_store.idle.values()
+    ] == [100] * 4
+    assert engine.scheduler.idle_offload.nbytes == 400 * TOKEN_BYTES
