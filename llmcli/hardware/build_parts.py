@@ -11,7 +11,7 @@ from llmcli.runtime.binding.kernels import gemm, row_draws, row_scan
 from quant import installation
 from quant.native import ggml, kernels
 
-TOO_OLD = "the installed library is too old"
+OTHER_VERSION = "the installed library is that of another version of llmcli"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,16 @@ def list_parts() -> tuple[BuildPart, ...]:
     parts = [
         BuildPart(
             "scans of logits",
-            missing or ("" if row_scan.load_row_scan() else TOO_OLD),
+            missing or ("" if row_scan.load_row_scan() else OTHER_VERSION),
             "ggml and numpy: a token takes some tens of microseconds longer",
-            advice,
+            advice if row_scan.load_row_scan() else installation.install_kernels_advice(),
         ),
         BuildPart(
             "draws from many rows",
-            missing or ("" if row_draws.load_row_draws() else TOO_OLD),
+            missing or ("" if row_draws.load_row_draws() else OTHER_VERSION),
             "llama.cpp's samplers, one answer after the other: many answers at once, and penalties, "
             "take longer",
-            advice,
+            advice if row_draws.load_row_draws() else installation.install_kernels_advice(),
         ),
         _gemm_part(),
         BuildPart(
@@ -63,7 +63,7 @@ def list_parts() -> tuple[BuildPart, ...]:
         ),
         BuildPart(
             "search of scales",
-            missing or ("" if ggml.native_search() else TOO_OLD),
+            missing or ("" if ggml.native_search() else OTHER_VERSION),
             "numpy: --method search is about ten times slower, gptq is slower, and the bytes differ",
             advice,
         ),

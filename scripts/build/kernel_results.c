@@ -6,11 +6,11 @@
 // floats in a vector, because rows of logits are divided into strands. "float" results also depend on
 // whether the compiler contracts multiply-adds, because that changes the rounding.
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "../../llmcli/runtime/binding/kernels/row.h"
 
 struct settings {  // searches.c
     int32_t group_values, groups, low, high, has_minimum, scale_low, scale_high, rounds;
@@ -23,32 +23,6 @@ struct search_result {  // blocks.c
     const int16_t * levels;
     const float *d, *m;
     const int16_t *scales, *mins;
-};
-struct candidate {  // row.c
-    int32_t id;
-    float logit, p;
-};
-struct candidates {
-    struct candidate * data;
-    size_t size;
-    int64_t selected;
-    bool sorted;
-};
-struct sampler_functions {  // row_draws.c
-    void (*apply)(void * sampler, struct candidates * candidates);
-    void (*accept)(void * sampler, int32_t token);
-    void (*reset)(void * sampler);
-};
-struct row_draw {
-    float * logits;
-    void * const * samplers;
-    const int32_t *tokens, *bias_tokens;
-    const float * biases;
-    const int32_t * banned;
-    int64_t first, rest, sampler_count, token_count, bias_count, banned_count, few, replays, wants_sum;
-    double sum;
-    int64_t token;
-    float near;
 };
 
 int llmcli_cpu_level(void);
@@ -68,14 +42,6 @@ void llmcli_pack_q6_K(const struct search_result *, uint8_t *, int64_t);
 void llmcli_widen(const uint16_t *, float *, int64_t);
 void llmcli_search(const struct settings *, const float *, const float *, int64_t, int64_t, int16_t *, float *,
                    float *, int16_t *, int16_t *);
-int64_t llmcli_strands(int64_t);
-double llmcli_look(const float *, int64_t, float, float *);
-int64_t llmcli_likeliest(const float *, int64_t, float *, int);
-int64_t llmcli_few(const float *, int64_t, float *, int, int64_t, struct candidate *, int64_t);
-int64_t llmcli_draw(const float *, int64_t, float *, int, int64_t, struct candidate *, int64_t,
-                    void (*)(void *, struct candidates *), void *);
-void llmcli_draw_rows(struct row_draw **, int64_t, int64_t, const struct sampler_functions *, int64_t,
-                      void (*)(void (*)(void *), void *, unsigned, unsigned));
 
 // ---- inputs
 
@@ -292,7 +258,7 @@ static void rows_of_logits(void) {
             print_case("float", "look", names[shape], count, sum == sum ? sum : -1, 0);
             begin();
             const int64_t strands = llmcli_strands(count);
-            if (shape != 4) add(largest, 4 * strands);
+            add(largest, 4 * strands);
             print_case("lanes", "maxima", names[shape], count, strands, 0);
             for (int known = 0; known < 2; ++known) {
                 const int64_t best = llmcli_likeliest(x, count, largest, known);
@@ -313,7 +279,15 @@ static void rows_of_logits(void) {
                 }
             }
         }
-        free(x), free(largest), free(table);
+        float * fresh = room(4 * llmcli_strands(count));
+        for (int64_t at = 0; at < count; at += 1 + count / 50) {
+            const float before = x[at];
+            x[at] = at % 3 ? 20 * normal() : -INFINITY;
+            llmcli_changed(x, count, largest, at, before);
+        }
+        llmcli_look(x, count, 0, fresh);
+        if (memcmp(largest, fresh, 4 * llmcli_strands(count))) abort();
+        free(x), free(largest), free(table), free(fresh);
     }
 }
 
@@ -381,7 +355,8 @@ static void drawing(void) {
 }
 
 int main(void) {
-    if (llmcli_cpu_level() < 0) return 1;
+    if (llmcli_cpu_level() < 0 || llmcli_row_interface() != ROW_INTERFACE) return 1;
+    if (llmcli_row_draw_size() != sizeof(struct row_draw)) return 1;
     encoders();
     packers();
     widening();

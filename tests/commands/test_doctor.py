@@ -16,7 +16,7 @@ from llmcli.bench.cost import memory_bandwidth
 from llmcli.errors import UserError
 from llmcli.hardware import cpu_features, diagnostics, host
 from llmcli.runtime.binding import amx, devices, rpc
-from llmcli.runtime.binding.kernels import row_scan
+from llmcli.runtime.binding.kernels import row_draws, row_scan
 from quant.native import ggml, kernels
 from tests.fixtures.cli import Done
 
@@ -260,6 +260,25 @@ def test_the_parts_of_the_installation_are_listed_and_what_is_lost_without_one(
     assert "hint: install a C compiler" in done.err
     assert [part["active"] for part in document["parts"] if "logits" in part["what"]] == [False]
     assert "C compiler" in document["warnings"][0]["what"]
+
+
+def test_a_library_of_another_version_is_not_used(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its structures may be laid out differently."""
+    if row_scan.load_row_scan() is None:
+        pytest.skip("there is no C compiler here")
+    loaders = row_scan.load_row_scan, row_draws.load_row_draws
+    monkeypatch.setattr(row_scan, "INTERFACE", row_scan.INTERFACE + 1)
+    for loader in loaders:
+        loader.cache_clear()
+    done = llmcli("doctor")
+    assert [loader() for loader in loaders] == [None, None]
+    for loader in loaders:
+        loader.cache_clear()
+    for name in ("scans of logits", "draws from many rows"):
+        assert f"not active: {name}: the installed library is that of another version" in done.out
+        assert f"warning: {name}: off, because the installed library is" in done.err
 
 
 def test_a_build_with_faulty_amx_is_a_warning_with_the_command_that_mends_it(

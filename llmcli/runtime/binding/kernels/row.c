@@ -6,7 +6,7 @@
 // A strand is one lane of PIECE consecutive vectors: PIECE logits that are LANES apart. Its maximum is computed in a
 // register. To find the likeliest tokens, only the strands with the largest maxima are read again, and each is in few
 // cache lines. The numpy version (sampling/top_logprobs.py) uses the columns of a table instead.
-#include <stdbool.h>
+#include "row.h"
 
 #include "../../../../quant/native/lanes.h"
 
@@ -70,7 +70,7 @@ __attribute__((always_inline)) static inline void piece(const float * x, int64_t
         const F a = part(x, count, first + i), b = part(x, count, first + i + 1);
         __builtin_prefetch(x + (first + i) * LANES + AHEAD);  // harmless past the end
         if (LANES == 16) __builtin_prefetch(x + (first + i + 1) * LANES + AHEAD);
-        top = max_lanes(top, max_lanes(a, b));
+        top = max_lanes(b, max_lanes(a, top));  // in this order NaN changes nothing
         if (sums) {
             even += exponential(a - near);
             odd += exponential(b - near);
@@ -78,7 +78,7 @@ __attribute__((always_inline)) static inline void piece(const float * x, int64_t
     }
     if (vectors % 2) {
         const F a = part(x, count, first + vectors - 1);
-        top = max_lanes(top, a);
+        top = max_lanes(a, top);
         if (sums) even += exponential(a - near);
     }
     *most = top;
@@ -107,6 +107,9 @@ __attribute__((always_inline)) static inline double look(const float * x, int64_
     return sum;
 }
 
+// The version of row.h.
+EXPORT int64_t llmcli_row_interface(void) { return ROW_INTERFACE; }
+
 // Number of strand maxima of `count` logits.
 EXPORT int64_t llmcli_strands(int64_t count) { return pieces(count) * LANES; }
 
@@ -118,6 +121,20 @@ EXPORT double llmcli_look(const float * x, int64_t count, float near, float * la
 
 // The maximum of each strand, without the sum.
 static void strands(const float * x, int64_t count, float * largest) { look(x, count, 0, 0, largest); }
+
+// Corrects the strand maxima after the logit with the index `at`, which was `before`, has changed.
+EXPORT void llmcli_changed(const float * x, int64_t count, float * largest, int64_t at, float before) {
+    const int64_t piece = at / (PIECE * LANES), lane = at % LANES;
+    float * most = largest + piece * LANES + lane;
+    if (x[at] >= *most) {
+        *most = x[at];
+    } else if (before == *most) {
+        *most = -__builtin_inff();
+        for (int64_t i = piece * PIECE * LANES + lane; i < count && i < (piece + 1) * PIECE * LANES; i += LANES) {
+            if (x[i] > *most) *most = x[i];
+        }
+    }
+}
 
 // The index of the first largest logit; -1 if all are -infinity. `largest` holds the strand maxima if `known`;
 // otherwise they are written to it.
@@ -137,18 +154,6 @@ EXPORT int64_t llmcli_likeliest(const float * x, int64_t count, float * largest,
     }
     return -1;
 }
-
-struct candidate {  // llama_token_data
-    int32_t id;
-    float logit, p;
-};
-
-struct candidates {  // llama_token_data_array
-    struct candidate * data;
-    size_t size;
-    int64_t selected;
-    bool sorted;
-};
 
 // Moves heap[at] down to its position in the min-heap.
 static void sink(float * heap, int64_t size, int64_t at) {

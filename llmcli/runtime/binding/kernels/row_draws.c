@@ -7,65 +7,21 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 #include "../../../../quant/native/lanes.h"
+#include "row.h"
 
 #define FEW_ROOM 4096      // most candidates among which the few likeliest are chosen
 #define MOST_THREADS 256
-
-struct candidate {  // llama_token_data
-    int32_t id;
-    float logit, p;
-};
-
-struct candidates {  // llama_token_data_array
-    struct candidate * data;
-    size_t size;
-    int64_t selected;
-    bool sorted;
-};
-
-// row.c
-int64_t llmcli_strands(int64_t count);
-double llmcli_look(const float * x, int64_t count, float near, float * largest);
-int64_t llmcli_likeliest(const float * x, int64_t count, float * largest, int known);
-int64_t llmcli_few(const float * x, int64_t count, float * largest, int known, int64_t few, struct candidate * out,
-                   int64_t room);
-
-struct sampler_functions {  // of llama.cpp
-    void (*apply)(void * sampler, struct candidates * candidates);
-    void (*accept)(void * sampler, int32_t token);
-    void (*reset)(void * sampler);
-};
-
-// What to draw from one row. Tokens outside the vocabulary have no effect, as in llama.cpp. `samplers`: all of the chain, in order. Those from `first` to `rest` change only the
-// listed `tokens`, each by itself. If there are none from `rest` on, the likeliest token is chosen.
-struct row_draw {
-    float * logits;
-    void * const * samplers;
-    const int32_t * tokens;
-    const int32_t * bias_tokens;  // before the sampler `first`, these biases are added
-    const float * biases;
-    const int32_t * banned;  // tokens that must not be drawn
-    int64_t first, rest, sampler_count, token_count, bias_count, banned_count;
-    int64_t few;       // number of likeliest tokens that the sampler `rest` keeps; 0: give it all tokens
-    int64_t replays;   // whether `tokens` are the text so far, which the samplers before `rest` shall read first
-    int64_t wants_sum;
-    double sum;     // result: sum of e^(logit - near) over the unchanged row, if wanted
-    int64_t token;  // result: the drawn token; -1 if it must be drawn in another way, -2 if the samplers drew none
-    float near;
-};
 
 struct change {
     float * at, before;
 };
 
 struct scratch {  // of one thread
-    float * largest;
+    float * largest;     // the strand maxima of the row,
+    bool knows_largest;  // if they are up to date
     struct candidate * table;
     int64_t room;  // candidates in `table`
     struct change * changes;
@@ -97,10 +53,15 @@ static bool grow_changes(struct scratch * own, int64_t room) {
 
 static bool is_token(const struct pass * pass, int32_t token) { return token >= 0 && token < pass->count; }
 
-static int64_t change(struct change * changes, int64_t at, float * logit, float value) {
-    changes[at] = (struct change){logit, *logit};
+// Changes the logit of a token, and the strand maxima if they are known. `changed`: number of changes so far.
+static int64_t change(const struct pass * pass, const struct row_draw * draw, struct scratch * own, int64_t changed,
+                      int32_t token, float value) {
+    float * logit = draw->logits + token;
+    const float before = *logit;
+    own->changes[changed] = (struct change){logit, before};
     *logit = value;
-    return at + 1;
+    if (own->knows_largest) llmcli_changed(draw->logits, pass->count, own->largest, token, before);
+    return changed + 1;
 }
 
 static int64_t selected_token(const struct candidates * left) {
@@ -110,11 +71,11 @@ static int64_t selected_token(const struct candidates * left) {
 // Writes the logits after bias, penalties and DRY into the row. Returns the number of changes.
 static int64_t change_single_tokens(const struct pass * pass, const struct row_draw * draw, struct scratch * own,
                                     int64_t changed) {
-    float * x = draw->logits;
+    const float * x = draw->logits;
     for (int64_t i = 0; i < draw->bias_count; ++i) {
         if (!is_token(pass, draw->bias_tokens[i])) continue;
-        float * logit = x + draw->bias_tokens[i];
-        changed = change(own->changes, changed, logit, *logit + draw->biases[i]);
+        const int32_t token = draw->bias_tokens[i];
+        changed = change(pass, draw, own, changed, token, x[token] + draw->biases[i]);
     }
     if (draw->first == draw->rest) return changed;
     int64_t count = 0;
@@ -131,18 +92,18 @@ static int64_t change_single_tokens(const struct pass * pass, const struct row_d
         pass->functions->apply(draw->samplers[s], &some);
     }
     for (size_t i = 0; i < some.size; ++i) {
-        changed = change(own->changes, changed, x + some.data[i].id, some.data[i].logit);
+        changed = change(pass, draw, own, changed, some.data[i].id, some.data[i].logit);
     }
     return changed;
 }
 
 // Draws from all tokens that the samplers from `from` on are given: the few likeliest, or all if `few` is 0.
-static int64_t draw_from(const struct pass * pass, const struct row_draw * draw, struct scratch * own, int known,
-                         int64_t few, int64_t from) {
+static int64_t draw_from(const struct pass * pass, const struct row_draw * draw, struct scratch * own, int64_t few,
+                         int64_t from) {
     const float * x = draw->logits;
     int64_t found = pass->count;
     if (few) {
-        found = llmcli_few(x, pass->count, own->largest, known, few, own->table, own->room);
+        found = llmcli_few(x, pass->count, own->largest, own->knows_largest, few, own->table, own->room);
         if (!found) return -1;
     } else {
         for (int64_t i = 0; i < found; ++i) own->table[i] = (struct candidate){(int32_t)i, x[i], 0};
@@ -158,26 +119,26 @@ static void draw_row(const struct pass * pass, struct row_draw * draw, struct sc
     const int64_t singles = takes_all ? 0 : draw->bias_count + draw->token_count;
     const int64_t changes = draw->banned_count + singles;
     const int64_t least = draw->token_count > FEW_ROOM ? draw->token_count : FEW_ROOM;
-    int known = 0;
+    own->knows_largest = false;
     draw->token = -1;
     draw->sum = NAN;
     if (!own->largest) own->largest = malloc(sizeof(float) * llmcli_strands(pass->count));
     if (!own->largest || !grow_table(own, takes_all ? pass->count : least)) return;
     if (changes && !grow_changes(own, changes)) return;
     if (draw->wants_sum) {
-        draw->sum = llmcli_look(draw->logits, pass->count, draw->near, changes ? NULL : own->largest);
-        known = !changes && draw->sum == draw->sum;
+        draw->sum = llmcli_look(draw->logits, pass->count, draw->near, own->largest);
+        own->knows_largest = true;
     }
     int64_t changed = 0;
     for (int64_t i = 0; i < draw->banned_count; ++i) {
         if (!is_token(pass, draw->banned[i])) continue;
-        changed = change(own->changes, changed, draw->logits + draw->banned[i], -INFINITY);
+        changed = change(pass, draw, own, changed, draw->banned[i], -INFINITY);
     }
     if (singles) changed = change_single_tokens(pass, draw, own, changed);
     if (chooses) {
-        draw->token = llmcli_likeliest(draw->logits, pass->count, own->largest, known);
+        draw->token = llmcli_likeliest(draw->logits, pass->count, own->largest, own->knows_largest);
     } else {
-        draw->token = draw_from(pass, draw, own, known, draw->few, takes_all ? 0 : draw->rest);
+        draw->token = draw_from(pass, draw, own, draw->few, takes_all ? 0 : draw->rest);
     }
     while (changed--) *own->changes[changed].at = own->changes[changed].before;  // newest first
 }
@@ -203,6 +164,9 @@ static void run_on_threads(struct pass * pass, int64_t threads) {
     draw_some(pass);
     while (count--) pthread_join(started[count], NULL);
 }
+
+// The size of the structure that callers fill in.
+EXPORT int64_t llmcli_row_draw_size(void) { return sizeof(struct row_draw); }
 
 // Draws from `rows` rows of `count` logits on up to `threads` threads. `parallel`: GOMP_parallel of ggml's OpenMP, whose
 // threads wait for work after a pass; NULL: start threads.

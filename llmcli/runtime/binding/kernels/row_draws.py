@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.kernels import ggml_cpu
+from llmcli.runtime.binding.kernels.row_scan import has_interface
 from llmcli.runtime.binding.library import lib
 from quant.native import kernels
 
@@ -22,7 +23,7 @@ LONG_WINDOW = 1024
 
 
 class RowDraw(ctypes.Structure):
-    """What to draw from one row of logits, and the result: struct row_draw of row_draws.c."""
+    """What to draw from one row of logits, and the result: struct row_draw of row.h."""
 
     __slots__ = ("_kept", "_kept_tokens")
     _fields_ = (
@@ -122,10 +123,12 @@ def load_row_draws() -> RowDraws | None:
 
 
 def declare_function(library: Any) -> RowDraws | None:
-    """Return the C function of a ctypes library, or None if the library does not contain it."""
-    function = getattr(library, "llmcli_draw_rows", None)
-    if function is None:
+    """Return the C function of a ctypes library, or None if it is that of another version of
+    llmcli, whose structure is laid out differently.
+    """
+    if not has_interface(library) or library.llmcli_row_draw_size() != ctypes.sizeof(RowDraw):
         return None
+    function = library.llmcli_draw_rows
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     function.restype, function.argtypes = None, [pointer, count, count, pointer, count, pointer]
     names = ("apply", "accept", "reset")

@@ -10,6 +10,8 @@ import numpy as np
 
 from quant.native import kernels
 
+INTERFACE = 1  # as in row.h
+
 
 class RowScan(NamedTuple):
     """The C functions of row.c, with their arguments and results in the comments. `*row` stands for
@@ -19,6 +21,7 @@ class RowScan(NamedTuple):
 
     count_maxima: Any  # (number of logits) -> number of strand maxima, floats
     sum_exp: Any  # (logits, number, near, strand maxima or None) -> sum of exponentials
+    note_change: Any  # (logits, number, strand maxima, id of a changed logit, its value before)
     find_likeliest: Any  # (*row) -> id
     find_few: Any  # (*row, few, llama_token_data, its capacity) -> number found
     draw: Any  # (*row, few, llama_token_data, its capacity, llama_sampler_apply, chain) -> id
@@ -33,18 +36,22 @@ def load_row_scan() -> RowScan | None:
 
 def declare_functions(library: Any) -> RowScan | None:
     """Return the C functions of a ctypes library, with their argument types declared. Return None
-    if the library does not contain them.
+    if they are those of another version of llmcli.
     """
     pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    if not hasattr(library, "llmcli_draw"):
+    if not has_interface(library):
         return None
-    names = ("strands", "look", "likeliest", "few", "draw")
+    names = ("strands", "look", "changed", "likeliest", "few", "draw")
     functions = RowScan(*(getattr(library, f"llmcli_{name}") for name in names))
     row = [pointer, count, pointer, flag]
     functions.count_maxima.restype, functions.count_maxima.argtypes = count, [count]
     functions.sum_exp.restype, functions.sum_exp.argtypes = (
         ctypes.c_double,
         [pointer, count, ctypes.c_float, pointer],
+    )
+    functions.note_change.restype, functions.note_change.argtypes = (
+        None,
+        [pointer, count, pointer, count, ctypes.c_float],
     )
     functions.find_likeliest.restype, functions.find_likeliest.argtypes = count, row
     functions.find_few.restype, functions.find_few.argtypes = count, [*row, count, pointer, count]
@@ -53,6 +60,14 @@ def declare_functions(library: Any) -> RowScan | None:
         [*row, count, pointer, count, pointer, pointer],
     )
     return functions
+
+
+def has_interface(library: Any) -> bool:
+    """Return whether a ctypes library has the functions and structures of our row.h. The installed
+    library may be that of an older or newer llmcli.
+    """
+    function = getattr(library, "llmcli_row_interface", None)
+    return function is not None and function() == INTERFACE
 
 
 class RowMaxima:

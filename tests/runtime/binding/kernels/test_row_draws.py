@@ -5,6 +5,7 @@ one row at a time.
 import ctypes
 import shutil
 import subprocess
+import types
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +237,48 @@ def test_banned_tokens_are_not_drawn_and_rows_stay_as_they_are(kernel):
             copy.logits[ban] = -np.inf
             if not isinstance(other, NativeChain) or other._top_k:
                 assert other.draw(copy, [4, 5]) == draw.token
+
+
+def test_the_number_of_the_interface_is_that_of_the_header(builds):
+    header = (FOLDER / "row.h").read_text()
+    assert f"#define ROW_INTERFACE {row_scan.INTERFACE} " in header
+    assert None not in builds["this CPU"]
+
+
+def test_a_library_with_another_structure_is_not_used(monkeypatch):
+    library = types.SimpleNamespace(
+        llmcli_row_interface=lambda: row_scan.INTERFACE,
+        llmcli_row_draw_size=lambda: ctypes.sizeof(row_draws.RowDraw) + 8,
+        llmcli_draw_rows=lambda: None,
+    )
+    assert row_draws.declare_function(library) is None
+    del library.llmcli_row_interface
+    assert row_scan.declare_functions(library) is None
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_maxima_ignore_nan_and_follow_changes(builds, build):
+    """NaN made the largest logits before it invisible."""
+    scan, _ = builds[build]
+    generator, count = np.random.default_rng(9), 3_003
+    row, largest = make_logits(generator, count), np.empty(scan.count_maxima(count), np.float32)
+    fresh = np.empty_like(largest)
+    row[generator.random(count) < 0.05] = np.nan
+    row[generator.random(count) < 0.05] = -np.inf
+
+    def find(maxima, known):
+        return scan.find_likeliest(row.ctypes.data, count, maxima.ctypes.data, known)
+
+    assert find(largest, 0) == np.nanargmax(row)
+    for step in range(500):
+        at, before = int(generator.integers(count)), np.float32(0)
+        if step % 3 == 0:
+            at = int(np.nanargmax(row))
+        before = row[at]
+        row[at] = generator.choice([-np.inf, np.nan, before - 3, before + 3, 1])
+        scan.note_change(row.ctypes.data, count, largest.ctypes.data, at, before)
+        assert find(largest, 1) == find(fresh, 0) == np.nanargmax(row)
+        np.testing.assert_array_equal(largest, fresh)
 
 
 def test_tokens_outside_the_vocabulary_change_nothing(kernel):
