@@ -241,7 +241,7 @@ static void rows_of_logits(void) {
     static const char * names[] = {"normal", "holes", "equal", "impossible", "nan"};
     for (int c = 0; c < 15; ++c) {
         const int64_t count = counts[c];
-        float *x = room(4 * count), *largest = room(4 * llmcli_strands(count));
+        float *x = room(4 * count), *largest = room(4 * llmcli_maxima(count));
         struct candidate * table = room(sizeof(*table) * (count + 1));
         for (int shape = 0; shape < 5; ++shape) {
             seed(9000 + 10 * c + shape);
@@ -257,9 +257,9 @@ static void rows_of_logits(void) {
             if (sum == sum) add(&sum, sizeof(sum));
             print_case("float", "look", names[shape], count, sum == sum ? sum : -1, 0);
             begin();
-            const int64_t strands = llmcli_strands(count);
-            add(largest, 4 * strands);
-            print_case("lanes", "maxima", names[shape], count, strands, 0);
+            const int64_t maxima = llmcli_maxima(count);
+            add(largest, 4 * maxima);
+            print_case("lanes", "maxima", names[shape], count, maxima, 0);
             for (int known = 0; known < 2; ++known) {
                 const int64_t best = llmcli_likeliest(x, count, largest, known);
                 begin();
@@ -279,14 +279,14 @@ static void rows_of_logits(void) {
                 }
             }
         }
-        float * fresh = room(4 * llmcli_strands(count));
+        float * fresh = room(4 * llmcli_maxima(count));
         for (int64_t at = 0; at < count; at += 1 + count / 50) {
             const float before = x[at];
             x[at] = at % 3 ? 20 * normal() : -INFINITY;
             llmcli_changed(x, count, largest, at, before);
         }
         llmcli_look(x, count, 0, fresh);
-        if (memcmp(largest, fresh, 4 * llmcli_strands(count))) abort();
+        if (memcmp(largest, fresh, 4 * llmcli_maxima(count))) abort();
         free(x), free(largest), free(table), free(fresh);
     }
 }

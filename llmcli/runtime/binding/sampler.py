@@ -213,22 +213,21 @@ class GreedyNative(GreedyChain):
         """Return the id of the token with the largest logit; among equal logits, the lowest id."""
         count = len(row.logits)
         if self._changes_logits:
-            token = draw_alone(self.plan(row, tokens), count)
+            token = draw_alone(self.plan(tokens), row.address, count)
         else:
             token = self._find(row.address, count, *self._maxima.consume(count))
         return token if token >= 0 else super().draw(row, tokens)
 
     def plan(
         self,
-        row: Any,
         tokens: list[int],
         banned: NDArray[np.int32] | None = None,
         near: float | None = None,
     ) -> RowDraw:
-        """Return what the C code needs for a draw from a row. `banned` and `near`: see
-        RowDraw.set_row.
+        """Return what the C code needs for a draw, except the row. `banned` and `near`: see
+        RowDraw.set_options.
         """
-        self._plan.set_row(row.address, banned, near)
+        self._plan.set_options(banned, near)
         if self._window:
             self._plan.set_tokens(array("i", tokens[-self._window :]))
         return self._plan
@@ -247,10 +246,13 @@ def addresses(samplers: Sequence[Any]) -> list[int]:
     return [ctypes.cast(sampler, ctypes.c_void_p).value or 0 for sampler in samplers]
 
 
-def draw_alone(plan: RowDraw, n_vocab: int) -> int:
-    """Make one draw. Return the token, or -1 if it must be drawn in another way."""
+def draw_alone(plan: RowDraw, address: int, n_vocab: int) -> int:
+    """Make one draw from the logits at `address`. Return the token, or -1 if it must be drawn in
+    another way.
+    """
     draws = row_draws.load_row_draws()
     assert draws is not None
+    plan.logits = address
     draws.draw([plan], n_vocab, 1)
     token: int = plan.token
     assert token >= -1, token
@@ -299,36 +301,12 @@ class NativeChains:
         return NativeChain(samplers, chain_shape(steps, self.n_vocab), self._candidates)
 
     def can_plan(self, chain: SamplerChain) -> bool:
-        """Return whether draw_together() can draw with a chain."""
+        """Return whether prepare_draws() accepts draws of a chain."""
         return isinstance(chain, NativeChain | GreedyNative) and bool(row_draws.load_row_draws())
 
-    def draw_together(self, draws: Sequence[PlannedDraw]) -> None:
-        """Make these draws of different sequences, and fill in their results. The tokens are those
-        that the chains would draw one by one. A token stays None if only the chain can draw it.
-        """
-        begun = time.perf_counter()
-        kernel = row_draws.load_row_draws()
-        assert kernel is not None
-        chains: list[Any] = [draw.chain for draw in draws]
-        rows: list[Any] = [draw.row for draw in draws]
-        plans = [
-            chain.plan(row, draw.tokens, draw.banned, draw.near)
-            for chain, row, draw in zip(chains, rows, draws, strict=True)
-        ]
-        kernel.draw(plans, self.n_vocab, self.threads)
-        for chain, row, draw, plan in zip(chains, rows, draws, plans, strict=True):
-            token = plan.token
-            assert token >= -1, token
-            if token >= 0:
-                draw.token = token
-                chain.record(token, draw.tokens)
-            if draw.near is not None:
-                draw.log_sum = row.context.log_sum_exp.from_sum(
-                    row.logits, row.address, draw.near, plan.sum
-                )
-        share = (time.perf_counter() - begun) / len(draws)
-        for draw in draws:
-            draw.seconds = share
+    def prepare_draws(self, draws: Sequence[PlannedDraw]) -> "NativeJointDraw":
+        """Prepare these draws of different sequences."""
+        return NativeJointDraw(draws, self.n_vocab, self.threads)
 
     def make_sampler(self, step: NativeStep, seed: int) -> Any:
         """Return the llama.cpp sampler for a step, which is the name of a llama_sampler_init_*
@@ -372,6 +350,47 @@ class NativeChains:
             )
             self._dry = arguments, sampler
         return library.llama_sampler_clone(self._dry[1])
+
+
+class NativeJointDraw:
+    """Draws of different sequences, made by one call of llmcli's C code."""
+
+    def __init__(self, draws: Sequence[PlannedDraw], n_vocab: int, threads: int) -> None:
+        begun = time.perf_counter()
+        self._draws, self._n_vocab, self._threads = draws, n_vocab, threads
+        self._chains: list[Any] = [draw.chain for draw in draws]
+        self._plans: list[RowDraw] = [
+            chain.plan(draw.tokens, draw.banned, draw.near)
+            for chain, draw in zip(self._chains, draws, strict=True)
+        ]
+        self._prepare_seconds = time.perf_counter() - begun
+
+    def draw(self, rows: Sequence[Any]) -> None:
+        """Make the draws from the rows of the pass, and fill in their results. The tokens are those
+        that the chains would draw one by one. A token stays None if only the chain can draw it.
+        """
+        begun = time.perf_counter()
+        kernel = row_draws.load_row_draws()
+        assert kernel is not None
+        for draw, plan in zip(self._draws, self._plans, strict=True):
+            draw.row = row = rows[draw.row_number]
+            plan.logits = row.address
+        kernel.draw(self._plans, self._n_vocab, self._threads)
+        for chain, draw, plan in zip(self._chains, self._draws, self._plans, strict=True):
+            token = plan.token
+            assert token >= -1, token
+            if token >= 0:
+                draw.token = token
+                chain.record(token, draw.tokens)
+            if draw.near is not None:
+                row = rows[draw.row_number]
+                draw.log_sum = row.context.log_sum_exp.from_sum(
+                    row.logits, row.address, draw.near, plan.sum
+                )
+        seconds = self._prepare_seconds + time.perf_counter() - begun
+        share = seconds / len(self._draws)
+        for draw in self._draws:
+            draw.seconds = share
 
 
 class NativeChain:
@@ -431,7 +450,7 @@ class NativeChain:
                     self._candidates.sample(self._address, candidates.values)
                 )
         elif self._top_k and self._can_plan:
-            token = draw_alone(self.plan(row, tokens), len(row.logits))
+            token = draw_alone(self.plan(tokens), row.address, len(row.logits))
             if token >= 0:
                 self.record(token, tokens)
                 return token
@@ -447,16 +466,15 @@ class NativeChain:
 
     def plan(
         self,
-        row: Any,
         tokens: list[int],
         banned: NDArray[np.int32] | None = None,
         near: float | None = None,
     ) -> RowDraw:
-        """Return what the C code needs for a draw from a row. `banned` and `near`: see
-        RowDraw.set_row. Call record() after the draw.
+        """Return what the C code needs for a draw, except the row. `banned` and `near`: see
+        RowDraw.set_options. Call record() after the draw.
         """
         self._follow(tokens)
-        self._plan.set_row(row.address, banned, near)
+        self._plan.set_options(banned, near)
         if self._read is not None:
             self._plan.set_tokens(self._read.tokens)
         return self._plan

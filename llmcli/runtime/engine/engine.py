@@ -26,6 +26,7 @@ from llmcli.runtime.requests.request import NO_REPLAY, Answer, Request
 from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
 from llmcli.runtime.sampling import N_SEEDS
 from llmcli.runtime.sampling.chain import (
+    JointDraw,
     NativeChainFactory,
     PlannedDraw,
     RowLogits,
@@ -277,6 +278,7 @@ class Engine:
                 return events
             self._report_starts(plan)
         self.pass_rows = len(plan.tokens)
+        joint_draw = self._prepare_draws(plan) if len(plan.shares) > 1 else None
         start_time = time.perf_counter()
         try:
             rows = self._compute(plan, is_scheduled)
@@ -297,32 +299,34 @@ class Engine:
             self._single_passes.flush()
         else:
             self._single_passes.add(plan.positions[0], self.ledger.used_cells, seconds)
-        if len(plan.shares) > 1:
-            self._draw_together(plan, rows)
+        if joint_draw is not None:
+            joint_draw.draw(rows)
         first = 0
         for sequence, count, n_logits in plan.shares:
             events += self._advance(sequence, count, iter(rows[first : first + n_logits]), seconds)
             first += n_logits
         return events
 
-    def _draw_together(self, plan: ForwardPass, rows: SequenceOf[RowLogits]) -> None:
-        """Make the draws of all sequences at once whose next token is drawn from one row of logits.
-        Their strategies take the tokens over in `_advance`.
+    def _prepare_draws(self, plan: ForwardPass) -> JointDraw | None:
+        """Prepare one draw for all sequences whose next token is drawn from one row of logits.
+        Their strategies take the tokens over in `_advance`. Return None if there are fewer than
+        two.
+
+        This is faster before the pass than after it, when nothing is left in the CPU caches.
         """
         native = self.resources.native
         if native is None:
-            return
+            return None
         draws: list[PlannedDraw] = []
-        first = 0
+        row = 0
         for sequence, count, n_logits in plan.shares:
             is_complete = sequence.n_computed + count == len(sequence.tokens)
             if n_logits == 1 and is_complete and not sequence.has_samples:
-                draw = sequence.strategy.plan_draw(sequence, rows[first])
+                draw = sequence.strategy.plan_draw(sequence, row)
                 if draw is not None:
                     draws.append(draw)
-            first += n_logits
-        if len(draws) > 1:
-            native.draw_together(draws)
+            row += n_logits
+        return native.prepare_draws(draws) if len(draws) > 1 else None
 
     def _schedule_pass(self, events: list[Event]) -> ForwardPass:
         """Return the next pass of the scheduler. It is empty when there is nothing to compute.

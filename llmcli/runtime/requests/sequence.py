@@ -44,10 +44,11 @@ class DecodingStrategy(Protocol):
         """
         ...
 
-    def plan_draw(self, sequence: "Sequence", row: RowLogits) -> PlannedDraw | None:
-        """Return the draw from `row` with which the next call of accept() will begin, so that the
-        draws of several sequences can be made together before. Return None if there is none, or if
-        it cannot be made with others.
+    def plan_draw(self, sequence: "Sequence", row: int) -> PlannedDraw | None:
+        """Return the draw with which the next call of accept() will begin, so that the draws of
+        several sequences can be made together. `row`: the number of its row among those of the
+        pass, which is not computed yet. Return None if there is no draw, or if it cannot be made
+        with others.
         """
         ...
 

@@ -76,25 +76,38 @@ class SummingChain(SamplerChain, Protocol):
 
 @dataclass(slots=True, eq=False)
 class PlannedDraw:
-    """A draw that is made together with those of other sequences, before the strategy of its
-    sequence asks for it, and its result.
+    """A draw that is planned before a pass, and made together with those of other sequences before
+    the strategy of its sequence asks for it, and its result.
 
+    - `row_number`: that of its row among the rows of logits of the pass.
     - `tokens`: the prompt and the answer so far.
     - `banned`: the ids of tokens that must not be drawn, `[tokens]`; None for none.
     - `near`: a guess of the largest logit, if the log-sum of the row is wanted.
+    - `row`: the row from which it was made. None if it was not made.
     - `token`: the drawn token. None if the strategy must draw it.
     - `log_sum`: that of the unchanged row. None if it was not computed.
     - `seconds`: this draw's share of the time.
     """
 
     chain: SamplerChain
-    row: RowLogits
+    row_number: int
     tokens: list[int]
     banned: NDArray[np.int32] | None = None
     near: float | None = None
+    row: RowLogits | None = None
     token: int | None = None
     log_sum: float | None = None
     seconds: float = 0.0
+
+
+class JointDraw(Protocol):
+    """Draws of different sequences, prepared before a pass."""
+
+    def draw(self, rows: Sequence[RowLogits]) -> None:
+        """Make the draws from the rows of the pass, and fill in their results. The tokens are those
+        that the chains would draw one by one.
+        """
+        ...
 
 
 class NativeChainFactory(Protocol):
@@ -111,13 +124,11 @@ class NativeChainFactory(Protocol):
         ...
 
     def can_plan(self, chain: SamplerChain) -> bool:
-        """Return whether draw_together() can draw with a chain."""
+        """Return whether prepare_draws() accepts draws of a chain."""
         ...
 
-    def draw_together(self, draws: Sequence[PlannedDraw]) -> None:
-        """Make these draws of different sequences, and fill in their results. The tokens are those
-        that the chains would draw one by one.
-        """
+    def prepare_draws(self, draws: Sequence[PlannedDraw]) -> JointDraw:
+        """Prepare these draws of different sequences."""
         ...
 
 

@@ -141,7 +141,7 @@ class BeamSearch:
         """
         return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
 
-    def plan_draw(self, sequence: Sequence, row: RowLogits) -> PlannedDraw | None:
+    def plan_draw(self, sequence: Sequence, row: int) -> PlannedDraw | None:
         """Return None: a beam search draws nothing."""
         return None
 

@@ -53,10 +53,10 @@ class PlainStrategy:
         """Return an empty list: the engine finds the last drawn token in `Sequence.tokens`."""
         return []
 
-    def plan_draw(self, sequence: Sequence, row: RowLogits) -> PlannedDraw | None:
-        """Return the draw that accept() will make from `row`. Return None if another chain than
-        llmcli's C code draws, if there is no draw, or for the first token, before which accept()
-        checks the row.
+    def plan_draw(self, sequence: Sequence, row: int) -> PlannedDraw | None:
+        """Return the draw that accept() will make from the row with this number. Return None if
+        another chain than llmcli's C code draws, if there is no draw, or for the first token,
+        before which accept() checks the row.
         """
         request, replayed, n_tokens = sequence.request, sequence.replayed, len(sequence.times)
         ends_replay = replayed.finish and n_tokens == len(replayed.tokens)
@@ -83,7 +83,7 @@ class PlainStrategy:
         """
         row, request, replayed = next(rows), sequence.request, sequence.replayed
         planned, self.planned = self.planned, None
-        assert planned is None or planned.row is row
+        assert planned is None or planned.row is None or planned.row is row
         if not sequence.times:
             refuse_nan(row)
         if request.max_tokens == 0:

@@ -3,9 +3,11 @@
 // second pass would fetch it again. row_scan.py calls it.
 // Infinities and NaN are handled, so it must not be compiled with -ffast-math.
 //
-// A strand is one lane of PIECE consecutive vectors: PIECE logits that are LANES apart. Its maximum is computed in a
-// register. To find the likeliest tokens, only the strands with the largest maxima are read again, and each is in few
-// cache lines. The numpy version (sampling/top_logprobs.py) uses the columns of a table instead.
+// A piece is PIECE consecutive vectors, and a strand is one lane of a piece: PIECE logits that are LANES apart. Its
+// maximum is computed in a register. To find the likeliest tokens, only the pieces with the largest maxima are read
+// again, and each is in few cache lines. The maxima of strands say how large these must be: likely tokens are often in
+// the same piece, but seldom in the same strand. The numpy version (sampling/top_logprobs.py) uses the columns of a
+// table instead.
 #include "row.h"
 
 #include "../../../../quant/native/lanes.h"
@@ -13,6 +15,7 @@
 #define PIECE 16      // vectors
 #define AHEAD 1024    // prefetch distance in logits
 #define MOST_FEW 256  // as in sampler.py
+#define HALVINGS 12   // most steps of the search for a number that enough pieces reach
 
 typedef double D __attribute__((vector_size(8 * LANES)));
 
@@ -85,23 +88,38 @@ __attribute__((always_inline)) static inline void piece(const float * x, int64_t
     if (sums) *total += __builtin_convertvector(even, D) + __builtin_convertvector(odd, D);
 }
 
+// All maxima of a row are in one array: first those of the strands, then those of the pieces, padded with -infinity.
 static inline int64_t pieces(int64_t count) { return (count + PIECE * LANES - 1) / (PIECE * LANES); }
+static inline int64_t padded_pieces(int64_t count) { return (pieces(count) + LANES - 1) / LANES * LANES; }
+static inline float * piece_maxima(float * largest, int64_t count) { return largest + pieces(count) * LANES; }
+
+static inline float largest_lane(F values) {
+#if defined(__AVX512F__) && LANES == 16
+    return _mm512_reduce_max_ps((__m512)values);
+#else
+    float most = values[0];
+    for (int lane = 1; lane < LANES; ++lane) most = values[lane] > most ? values[lane] : most;
+    return most;
+#endif
+}
 
 // Scans a row of `count` logits. Returns the sum of e^(x - near), or 0 unless `sums`. If `largest` is given, the
-// maximum of each strand is written to it.
+// maxima are written to it.
 __attribute__((always_inline)) static inline double look(const float * x, int64_t count, float near, const int sums,
                                                          float * largest) {
     D total = {0};
     const int64_t vectors = (count + LANES - 1) / LANES, whole = count / (PIECE * LANES);
+    float * of_pieces = largest ? piece_maxima(largest, count) : NULL;
     F most;
     for (int64_t at = 0; at < whole; ++at) {
         piece(x, INT64_MAX, at * PIECE, PIECE, near, sums, &total, &most);
-        if (largest) store(largest + at * LANES, most);
+        if (largest) store(largest + at * LANES, most), of_pieces[at] = largest_lane(most);
     }
     if (vectors > whole * PIECE) {
         piece(x, count, whole * PIECE, vectors - whole * PIECE, near, sums, &total, &most);
-        if (largest) store(largest + whole * LANES, most);
+        if (largest) store(largest + whole * LANES, most), of_pieces[whole] = largest_lane(most);
     }
+    for (int64_t at = pieces(count); largest && at < padded_pieces(count); ++at) of_pieces[at] = -__builtin_inff();
     double sum = 0;
     for (int lane = 0; lane < LANES; ++lane) sum += total[lane];
     return sum;
@@ -110,22 +128,23 @@ __attribute__((always_inline)) static inline double look(const float * x, int64_
 // The version of row.h.
 EXPORT int64_t llmcli_row_interface(void) { return ROW_INTERFACE; }
 
-// Number of strand maxima of `count` logits.
-EXPORT int64_t llmcli_strands(int64_t count) { return pieces(count) * LANES; }
+// Number of maxima of `count` logits.
+EXPORT int64_t llmcli_maxima(int64_t count) { return pieces(count) * LANES + padded_pieces(count); }
 
-// The sum of e^(x - near) over `count` logits; NaN if one of them is NaN. If `largest` is given, the maximum of each
-// strand is written to it, ignoring NaN.
+// The sum of e^(x - near) over `count` logits; NaN if one of them is NaN. If `largest` is given, the maxima are
+// written to it, ignoring NaN.
 EXPORT double llmcli_look(const float * x, int64_t count, float near, float * largest) {
     return largest ? look(x, count, near, 1, largest) : look(x, count, near, 1, NULL);
 }
 
-// The maximum of each strand, without the sum.
-static void strands(const float * x, int64_t count, float * largest) { look(x, count, 0, 0, largest); }
+// The maxima without the sum.
+static void find_maxima(const float * x, int64_t count, float * largest) { look(x, count, 0, 0, largest); }
 
-// Corrects the strand maxima after the logit with the index `at`, which was `before`, has changed.
+// Corrects the maxima after the logit with the index `at`, which was `before`, has changed.
 EXPORT void llmcli_changed(const float * x, int64_t count, float * largest, int64_t at, float before) {
     const int64_t piece = at / (PIECE * LANES), lane = at % LANES;
     float * most = largest + piece * LANES + lane;
+    const float strand_before = *most;
     if (x[at] >= *most) {
         *most = x[at];
     } else if (before == *most) {
@@ -134,23 +153,23 @@ EXPORT void llmcli_changed(const float * x, int64_t count, float * largest, int6
             if (x[i] > *most) *most = x[i];
         }
     }
+    float * of_piece = piece_maxima(largest, count) + piece;
+    if (*most >= *of_piece || strand_before == *of_piece) *of_piece = largest_lane(load(largest + piece * LANES));
 }
 
-// The index of the first largest logit; -1 if all are -infinity. `largest` holds the strand maxima if `known`;
-// otherwise they are written to it.
+// The index of the first largest logit; -1 if all are -infinity. `largest` holds the maxima if `known`; otherwise they
+// are written to it.
 EXPORT int64_t llmcli_likeliest(const float * x, int64_t count, float * largest, int known) {
-    if (!known) strands(x, count, largest);
-    const int64_t size = llmcli_strands(count);
+    if (!known) find_maxima(x, count, largest);
+    const float * of_pieces = piece_maxima(largest, count);
     F top = least_of_all();
-    for (int64_t i = 0; i < size; i += LANES) top = max_lanes(load(largest + i), top);
-    float most = -__builtin_inff();
-    for (int lane = 0; lane < LANES; ++lane) most = top[lane] > most ? top[lane] : most;
+    for (int64_t i = 0; i < pieces(count); i += LANES) top = max_lanes(load(of_pieces + i), top);
+    const float most = largest_lane(top);
     if (!(most > -__builtin_inff())) return -1;
-    for (int64_t i = 0; i < size; i += LANES) {
-        if (!any_lane(load(largest + i) == most)) continue;
-        for (int64_t at = i * PIECE; at < count && at < (i + LANES) * PIECE; ++at) {
-            if (x[at] == most) return at;
-        }
+    int64_t piece = 0;
+    while (of_pieces[piece] != most) ++piece;
+    for (int64_t at = piece * PIECE * LANES; at < count; ++at) {
+        if (x[at] == most) return at;
     }
     return -1;
 }
@@ -166,15 +185,46 @@ static void sink(float * heap, int64_t size, int64_t at) {
     heap[at] = value;
 }
 
+// How many of `size` numbers reach `least`. `size`: a multiple of LANES.
+static int64_t count_from(const float * values, int64_t size, float least) {
+    I found = {0};
+    for (int64_t i = 0; i < size; i += LANES) found -= load(values + i) >= least;
+    int64_t sum = 0;
+    for (int lane = 0; lane < LANES; ++lane) sum += found[lane];
+    return sum;
+}
+
+// A number that at least `few` pieces reach, and not many more if it is found in HALVINGS steps; -infinity if fewer
+// have a finite maximum.
+static float reached_by(const float * of_pieces, int64_t size, int64_t few) {
+    F top = least_of_all(), bottom = splat(__builtin_inff());
+    for (int64_t i = 0; i < size; i += LANES) {
+        const F values = load(of_pieces + i);
+        top = max_lanes(values, top);
+        bottom = select_lanes(values > -__builtin_inff(), min_lanes(values, bottom), bottom);
+    }
+    float low = -largest_lane(-bottom), high = largest_lane(top);
+    if (count_from(of_pieces, size, low) < few) return -__builtin_inff();
+    for (int i = 0; i < HALVINGS; ++i) {
+        const float middle = low + (high - low) / 2;
+        const int64_t found = count_from(of_pieces, size, middle);
+        if (found >= few) low = middle;
+        if (found < few) high = middle;
+        if (found >= few && found <= few + few / 4) break;
+    }
+    return low;
+}
+
 // The `few`-th largest strand maximum; -infinity if fewer strands have a finite one.
-static float floor_of(const float * largest, int64_t size, int64_t few) {
+static float floor_of(const float * largest, const float * of_pieces, int64_t size, int64_t few) {
+    const float least = reached_by(of_pieces, size, few);
     float heap[MOST_FEW];
     for (int64_t i = 0; i < few; ++i) heap[i] = -__builtin_inff();
-    for (int64_t i = 0; i < size; i += LANES) {
-        if (!any_lane(load(largest + i) > heap[0])) continue;
-        for (int lane = 0; lane < LANES; ++lane) {
-            if (!(largest[i + lane] > heap[0])) continue;
-            heap[0] = largest[i + lane];
+    for (int64_t piece = 0; piece < size; ++piece) {
+        if (!(of_pieces[piece] >= least && of_pieces[piece] > heap[0])) continue;
+        for (const float *at = largest + piece * LANES, *end = at + LANES; at < end; ++at) {
+            if (!(*at >= least && *at > heap[0])) continue;
+            heap[0] = *at;
             sink(heap, few, 0);
         }
     }
@@ -185,16 +235,16 @@ static float floor_of(const float * largest, int64_t size, int64_t few) {
 // order of their ids. Returns their number; 0 if `out` is too small or fewer strands have a finite maximum.
 EXPORT int64_t llmcli_few(const float * x, int64_t count, float * largest, int known, int64_t few,
                           struct candidate * out, int64_t room) {
-    const int64_t size = llmcli_strands(count);
     if (few < 1 || few > MOST_FEW) return 0;
-    if (!known) strands(x, count, largest);
-    const float least = floor_of(largest, size, few);
+    if (!known) find_maxima(x, count, largest);
+    const float * of_pieces = piece_maxima(largest, count);
+    const float least = floor_of(largest, of_pieces, padded_pieces(count), few);
     if (!(least > -__builtin_inff())) return 0;
     int64_t found = 0;
-    for (int64_t i = 0; i < size; i += LANES) {
-        if (!any_lane(load(largest + i) >= least)) continue;
-        const int64_t vectors = (count + LANES - 1) / LANES, last = i / LANES * PIECE + PIECE;
-        for (int64_t at = i / LANES * PIECE; at < last && at < vectors; ++at) {
+    for (int64_t piece = 0; piece < pieces(count); ++piece) {
+        if (!(of_pieces[piece] >= least)) continue;
+        const int64_t vectors = (count + LANES - 1) / LANES, last = piece * PIECE + PIECE;
+        for (int64_t at = piece * PIECE; at < last && at < vectors; ++at) {
             const F values = part(x, count, at);
             if (!any_lane(values >= least)) continue;
             for (int lane = 0; lane < LANES; ++lane) {

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ROW_INTERFACE 1  // as in row_scan.py
+#define ROW_INTERFACE 2  // as in row_scan.py
 
 struct candidate {  // llama_token_data
     int32_t id;
@@ -46,7 +46,7 @@ struct row_draw {
 
 // row.c
 int64_t llmcli_row_interface(void);
-int64_t llmcli_strands(int64_t count);
+int64_t llmcli_maxima(int64_t count);
 double llmcli_look(const float * x, int64_t count, float near, float * largest);
 void llmcli_changed(const float * x, int64_t count, float * largest, int64_t at, float before);
 int64_t llmcli_likeliest(const float * x, int64_t count, float * largest, int known);

@@ -122,7 +122,7 @@ static void draw_row(const struct pass * pass, struct row_draw * draw, struct sc
     own->knows_largest = false;
     draw->token = -1;
     draw->sum = NAN;
-    if (!own->largest) own->largest = malloc(sizeof(float) * llmcli_strands(pass->count));
+    if (!own->largest) own->largest = malloc(sizeof(float) * llmcli_maxima(pass->count));
     if (!own->largest || !grow_table(own, takes_all ? pass->count : least)) return;
     if (changes && !grow_changes(own, changes)) return;
     if (draw->wants_sum) {
@@ -147,7 +147,9 @@ static void draw_row(const struct pass * pass, struct row_draw * draw, struct sc
 static void draw_some(void * shared) {
     struct pass * pass = shared;
     struct scratch own = {0};
-    for (int64_t at; (at = atomic_fetch_add(&pass->next, 1)) < pass->rows;) draw_row(pass, pass->draws[at], &own);
+    for (int64_t at; (at = atomic_fetch_add(&pass->next, 1)) < pass->rows;) {
+        draw_row(pass, pass->draws[pass->rows - 1 - at], &own);  // the last rows may still be in the cache
+    }
     free(own.largest), free(own.table), free(own.changes);
 }
 

@@ -64,12 +64,11 @@ class RowDraw(ctypes.Structure):
         self.bias_count = len(biases)
         self._kept = (*self._kept, tokens, values)
 
-    def set_row(self, address: int, banned: NDArray[np.int32] | None, near: float | None) -> None:
-        """Set the row. `address`: of its logits. `banned`: tokens that must not be drawn; the array
-        must stay alive. `near`: a number near the largest logit, if the sum of exponentials is
-        wanted.
+    def set_options(self, banned: NDArray[np.int32] | None, near: float | None) -> None:
+        """Set `banned`: tokens that must not be drawn; the array must stay alive. Set `near`: a
+        number near the largest logit, if the sum of exponentials is wanted.
         """
-        self.logits, self.wants_sum = address, near is not None
+        self.wants_sum = near is not None
         if near is not None:
             self.near = near
         self.banned_count = 0

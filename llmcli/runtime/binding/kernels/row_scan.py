@@ -10,7 +10,7 @@ import numpy as np
 
 from quant.native import kernels
 
-INTERFACE = 1  # as in row.h
+INTERFACE = 2  # as in row.h
 
 
 class RowScan(NamedTuple):
@@ -41,7 +41,7 @@ def declare_functions(library: Any) -> RowScan | None:
     pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     if not has_interface(library):
         return None
-    names = ("strands", "look", "changed", "likeliest", "few", "draw")
+    names = ("maxima", "look", "changed", "likeliest", "few", "draw")
     functions = RowScan(*(getattr(library, f"llmcli_{name}") for name in names))
     row = [pointer, count, pointer, flag]
     functions.count_maxima.restype, functions.count_maxima.argtypes = count, [count]

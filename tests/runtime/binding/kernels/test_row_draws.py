@@ -152,10 +152,10 @@ def test_draws_together_are_those_of_llama_cpp_over_all_tokens(kernel):
             for reference, row, text in zip(references, rows, texts, strict=True)
         ]
         draws = [
-            PlannedDraw(chain, row, text, near=9.0)
-            for chain, row, text in zip(chains, rows, texts, strict=True)
+            PlannedDraw(chain, number, text, near=9.0)
+            for number, (chain, text) in enumerate(zip(chains, texts, strict=True))
         ]
-        native.draw_together(draws)
+        native.prepare_draws(draws).draw(rows)
         for number, draw in enumerate(draws):
             assert draw.token == expected[number], SETTINGS[number]
             assert draw.log_sum == rows[number].log_sum(9.0)
@@ -192,10 +192,10 @@ def test_a_draw_alone_equals_the_draw_with_others(settings, kernel):
             chain.draw(row, text) for chain, row, text in zip(pairs[0], rows, texts, strict=True)
         ]
         draws = [
-            PlannedDraw(chain, row, text)
-            for chain, row, text in zip(pairs[1], rows, texts, strict=True)
+            PlannedDraw(chain, number, text)
+            for number, (chain, text) in enumerate(zip(pairs[1], texts, strict=True))
         ]
-        native.draw_together(draws)
+        native.prepare_draws(draws).draw(rows)
         for draw, token in zip(draws, alone, strict=True):
             found = draw.chain.draw(draw.row, draw.tokens) if draw.token is None else draw.token
             assert found == token
@@ -226,10 +226,10 @@ def test_banned_tokens_are_not_drawn_and_rows_stay_as_they_are(kernel):
         copies = [Row(row.logits.copy()) for row in rows]
         bans = [np.argsort(row.logits)[-30:].astype(np.int32) for row in rows]
         draws = [
-            PlannedDraw(chain, row, [4, 5], ban, near=8.0)
-            for chain, row, ban in zip(chains, rows, bans, strict=True)
+            PlannedDraw(chain, number, [4, 5], ban, near=8.0)
+            for number, (chain, ban) in enumerate(zip(chains, bans, strict=True))
         ]
-        native.draw_together(draws)
+        native.prepare_draws(draws).draw(rows)
         for draw, row, copy, ban, other in zip(draws, rows, copies, bans, others, strict=True):
             np.testing.assert_array_equal(row.logits, copy.logits)
             assert draw.log_sum == copy.log_sum(8.0)
@@ -362,11 +362,11 @@ def answer_all(threads: int | None, monkeypatch) -> list[list]:
     monkeypatch.setattr(FakeRow, "log_sum", Row.log_sum)
     native = NativeChains(SIZE, threads=threads or 1)
     together: list[int] = []
-    draw_together = native.draw_together
+    prepare_draws = native.prepare_draws
     if threads is None:
         monkeypatch.setattr(native, "can_plan", lambda chain: False)
     monkeypatch.setattr(
-        native, "draw_together", lambda draws: (together.append(len(draws)), draw_together(draws))
+        native, "prepare_draws", lambda draws: together.append(len(draws)) or prepare_draws(draws)
     )
     engine = Engine(context, vocabulary(), native, schedule=Schedule())
     ids = [engine.submit(request) for request in MIXED]
