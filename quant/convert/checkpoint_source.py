@@ -44,8 +44,20 @@ WRAPPER_PATTERN = re.compile(
     r"^module\.|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
-# Roles of matrices that stay F32: routers are small and sensitive to rounding.
-F32_ROLES = ("ffn_gate_inp", "ffn_gate_inp_shexp")
+# Endings of the names of matrices that stay F32, as in prepare_tensors of llama.cpp's
+# conversion/base.py: routers are small and sensitive to rounding, and ggml computes convolutions in
+# F32 only.
+F32_ENDINGS = (
+    "ffn_gate_inp.weight",
+    "ffn_gate_inp_shexp.weight",
+    "position_embd.weight",
+    "token_types.weight",
+    "ssm_conv1d.weight",
+    "shortconv.conv.weight",
+    "altup_correct_coef.weight",
+    "altup_predict_coef.weight",
+    "indexer.proj.weight",
+)
 
 
 def open_checkpoint(
@@ -181,9 +193,14 @@ def _float_dtype(stored: Tensors) -> str:
 
 def _model_facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
     """Return the properties of the model that the rules for tensor types need. They are read from
-    the metadata keys of the converted file.
+    the metadata keys of the converted file; of keys with a number for each layer, the first counts,
+    as in llama.cpp.
     """
-    numbers = {key.name: key.value for key in keys if isinstance(key.value, int)}
+    numbers: dict[str, int] = {}
+    for key in keys:
+        first = key.value[0] if isinstance(key.value, list) and key.value else key.value
+        if isinstance(first, int):
+            numbers[key.name] = first
     heads = numbers["attention.head_count"]
     return ModelFacts(
         architecture=arch.name,
@@ -444,7 +461,7 @@ def _weight(name: str, tensor: LazyTensor) -> Weight:
     routers and other vectors become F32, as llama.cpp expects.
     """
     shape = tuple(reversed(tensor.shape))
-    if len(shape) > 1 and name.endswith(".weight") and tensor_role(name) not in F32_ROLES:
+    if len(shape) > 1 and name.endswith(".weight") and not name.endswith(F32_ENDINGS):
         return Weight(name, shape, tensor.dtype, tensor.read)
     return Weight(name, shape, "F32", tensor_views.map_values(tensor, lambda values: values).read)
 

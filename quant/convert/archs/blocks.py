@@ -399,10 +399,17 @@ def repeat_for_blocks(config: CheckpointConfig, *block_shapes: Shapes) -> Shapes
     the shapes of one block's tensors by role ("attn_q.weight").
     """
     roles = {role: shape for shapes in block_shapes for role, shape in shapes.items()}
+    return shapes_by_block(layer_count(config), lambda layer: roles)
+
+
+def shapes_by_block(count: int, block_shapes: Callable[[int], Shapes]) -> Shapes:
+    """Return the shapes of the tensors of `count` blocks by GGUF name. `block_shapes` returns the
+    shapes of the tensors of the block with this number, by role.
+    """
     return {
-        f"blk.{i}.{role}": shape
-        for i in range(layer_count(config))
-        for role, shape in roles.items()
+        f"blk.{layer}.{role}": shape
+        for layer in range(count)
+        for role, shape in block_shapes(layer).items()
     }
 
 
