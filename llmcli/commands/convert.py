@@ -94,10 +94,4 @@ def _open_checkpoint(
             f"there is no folder {path}",
             hint="name a checkpoint folder, or a hub model as org/repo",
         )
-    return quantize_file.open_source(
-        path,
-        tokenizer=reading.tokenizer,
-        pre=reading.pre,
-        allow_pickle=reading.allow_pickle,
-        blobs=blobs,
-    )
+    return quantize_file.open_source(path, reading, blobs)

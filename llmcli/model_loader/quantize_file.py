@@ -32,6 +32,21 @@ class SourceSettings:
     allow_pickle: bool = False  # whether pickled weights may be read
     # Whether to download a checkpoint on the hub, instead of reading its weights from the hub.
     keep_source: bool = False
+    # Whether to go on if llama.cpp would encode text differently, for an unknown reason.
+    accept_tokenizer_differences: bool = False
+
+    @property
+    def flags(self) -> "Mapping[str, object]":
+        """The values of the options that apply to checkpoint folders only, by flag."""
+        return {
+            "--tokenizer": self.tokenizer,
+            "--pre": self.pre,
+            "--allow-pickle": self.allow_pickle,
+            "--accept-tokenizer-differences": self.accept_tokenizer_differences,
+        }
+
+
+DEFAULT_SOURCE_SETTINGS = SourceSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,8 @@ def quantize_file(
     from quant.quantize.plan import plan_quantization
 
     make_folder(out.parent)
-    plan = plan_quantization(open_source(source, allow_pickle=allow_pickle, blobs=blobs), file_type)
+    settings = SourceSettings(allow_pickle=allow_pickle)
+    plan = plan_quantization(open_source(source, settings, blobs), file_type)
     print_plan_notes(plan, ui)
     report = write_with_progress(plan, out, ui)
     if not report.already_finished:
@@ -77,19 +93,14 @@ def quantize_file(
 
 def open_source(
     path: Path,
-    *,
-    tokenizer: Path | None = None,
-    pre: str | None = None,
-    allow_pickle: bool = False,
+    settings: SourceSettings = DEFAULT_SOURCE_SETTINGS,
     blobs: "Mapping[str, Blob] | None" = None,
 ) -> "Source":
     """Open a GGUF file or a checkpoint folder as a Source, from which a quantization is planned.
     The tokenizer of a checkpoint is checked against llama.cpp before any weight is read.
 
-    - `tokenizer`: a folder of tokenizer files that replaces that of the checkpoint.
-    - `pre`: llama.cpp's name of the pre-tokenizer.
-    - `blobs`: safetensors files of the checkpoint that are not in the folder, such as files on the
-      hub, by name. They are read ahead while earlier weights are quantized.
+    `blobs`: safetensors files of the checkpoint that are not in the folder, such as files on the
+    hub, by name. They are read ahead while earlier weights are quantized.
 
     Raises UserError, and UsageError if `path` is a file and an option for checkpoints is given.
     """
@@ -101,14 +112,19 @@ def open_source(
         from quant.convert import checkpoint_source
         from quant.quantize.read_ahead import read_ahead
 
-        tokenizer_folder = tokenizer or path
+        tokenizer_folder = settings.tokenizer or path
         source = checkpoint_source.open_checkpoint(
-            path, tokenizer=tokenizer_folder, pre=pre, allow_pickle=allow_pickle, blobs=blobs
+            path,
+            tokenizer=tokenizer_folder,
+            pre=settings.pre,
+            allow_pickle=settings.allow_pickle,
+            blobs=blobs,
         )
-        source = verify_tokenizer(source, tokenizer_folder, pre)
+        source = verify_tokenizer(
+            source, tokenizer_folder, settings.pre, settings.accept_tokenizer_differences
+        )
         return read_ahead(source) if blobs else source
-    flags = {"--tokenizer": tokenizer, "--pre": pre, "--allow-pickle": allow_pickle}
-    if flag := next((name for name, value in flags.items() if value), None):
+    if flag := next((name for name, value in settings.flags.items() if value), None):
         raise UsageError(
             f"{flag} applies to checkpoint folders; {path} is not a folder",
             hint=f"leave out {flag}",

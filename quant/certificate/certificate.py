@@ -27,6 +27,7 @@ MAX_NAMED_TENSORS = 3  # maximum number of tensors that a message names
 # Upper bounds of the certificate's JSON in bytes: for one tensor without its name, for one text
 # without its name, and for everything else.
 TENSOR_JSON_BYTES, TEXT_JSON_BYTES, BASE_JSON_BYTES = 160, 160, 8192
+MAX_JSON_BYTES_PER_BYTE = 6  # of a string: control characters become \u0000
 # Metadata keys that are not hashed: the certificate, because it cannot contain its own digest, and
 # the keys that depend on how the model is split into files.
 UNHASHED_KEYS = frozenset({CERTIFICATE_KEY, "split.no", "split.count", "split.tensors.count"})
@@ -179,7 +180,8 @@ class Certificate:
     some tensors to a fallback, so `methods` maps each method to the number of tensors that it
     quantized (empty if unknown). `mix` maps each type to the number of its tensors. `world`
     describes the machine, `answers` the closeness to the source, and `steering` lists everything
-    that influenced the rounding.
+    that influenced the rounding. `differing_strings` are strings that llama.cpp encodes differently
+    from the model's tokenizer, as the file's metadata says.
     """
 
     format: int
@@ -197,6 +199,7 @@ class Certificate:
     tensors: tuple[TensorRecord, ...] = ()
     speed: tuple[SpeedComparison, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
+    differing_strings: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the certificate as JSON text."""

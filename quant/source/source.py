@@ -70,6 +70,10 @@ class Weight:
         return self.rows * ggml.row_bytes(self.type, self.columns)
 
 
+# Beginning of metadata keys that record the tokenizer's verification (tokenizer/verify/).
+RECORD_PREFIX = "llmcli.tokenizer."
+
+
 @dataclass(frozen=True)
 class Source:
     """A model to write, from a GGUF file or a checkpoint folder at `path`.
@@ -103,12 +107,15 @@ class Source:
         stored bytes. Folds do not change it: if there is an `origin`, it is the origin's
         fingerprint.
 
-        The digest is written into new files, so it must not depend on where the bytes are stored.
+        The digest is written into new files, so it must not depend on where the bytes are stored,
+        nor on the records of the tokenizer's verification, which are texts for the user.
         """
         if self.origin:
             return self.origin.fingerprint
         digest = hashlib.sha256()
         for key, stored_value in self.entries:
+            if key.startswith(RECORD_PREFIX):
+                continue
             digest.update(key.encode() + b"\0" + hashlib.sha256(stored_value).digest())
         for weight in self.weights:
             digest.update(f"{weight.name} {weight.shape} {weight.type}".encode())

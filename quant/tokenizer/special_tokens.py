@@ -8,7 +8,6 @@ further ones by their text.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quant.errors import UserError
 from quant.tokenizer.json_nodes import flatten_sequence
 
 # Texts of tokens that end generation in llama.cpp even if the file does not name them
@@ -53,15 +52,15 @@ Json = Mapping[str, Any]
 
 
 def find_special_ids(
-    texts: Sequence[str], settings: Json, generation: Json, config: Json, location: str
-) -> dict[str, int]:
+    texts: Sequence[str], settings: Json, generation: Json, config: Json
+) -> tuple[dict[str, int], list[str]]:
     """Return key name ("bos", "eos", "unknown", ...) -> id for every special token that the
-    settings name. Tokens that end an answer and that llama.cpp does not recognize by their text are
-    returned as "eot" and "eom".
+    settings name, and notes for the user. Tokens that end an answer and that llama.cpp does not
+    recognize by their text are returned as "eot" and "eom". If there are more than these two, a
+    note names the others: they do not end answers.
 
     `texts` are the texts of the vocabulary's rows. `settings`, `generation` and `config` are the
-    contents of tokenizer_config.json, generation_config.json and config.json. Raises UserError if
-    more tokens end an answer than a file can name.
+    contents of tokenizer_config.json, generation_config.json and config.json.
     """
     by_text = {text: index for index, text in reversed(list(enumerate(texts)))}
     special_ids: dict[str, int] = {}
@@ -89,15 +88,15 @@ def find_special_ids(
     ):
         special_ids["eos"] = unrecognized[0]  # llama.cpp also ends at the replaced one
     unrecognized = [i for i in unrecognized if i != special_ids.get("eos")]
-    if len(unrecognized) > 2:
-        listed = ", ".join(repr(texts[index]) for index in unrecognized)
-        raise UserError(
-            f"{location} ends answers with {listed}: a GGUF file can name only two such tokens",
-            hint="shorten eos_token_id in generation_config.json",
+    notes = []
+    if others := unrecognized[2:]:
+        listed = ", ".join(repr(texts[index]) for index in others)
+        notes.append(
+            f"{listed} will not end an answer, although generation_config.json says so: a GGUF file "
+            "can name only two such tokens besides eos; add --reverse-prompt TEXT to stop there"
         )
-    return {SPECIAL_KEYS[name]: index for name, index in special_ids.items()} | dict(
-        zip(("eot", "eom"), unrecognized, strict=False)
-    )
+    keys = {SPECIAL_KEYS[name]: index for name, index in special_ids.items()}
+    return keys | dict(zip(("eot", "eom"), unrecognized, strict=False)), notes
 
 
 def _is_recognized(texts: Sequence[str], index: int) -> bool:

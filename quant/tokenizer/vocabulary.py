@@ -412,8 +412,8 @@ def _special_entries(
     texts.
     """
     texts = [token.text for token in tokens]
-    ids = special_tokens.find_special_ids(
-        texts, files.settings, files.generation, config.values, str(files.folder)
+    ids, end_notes = special_tokens.find_special_ids(
+        texts, files.settings, files.generation, config.values
     )
     if parsed.unknown_row is not None:
         ids["unknown"] = parsed.unknown_row
@@ -427,4 +427,4 @@ def _special_entries(
     ]
     if "eos" not in ids:
         notes.append("no token ends an answer in this model: generation stops only at its limit")
-    return keys, notes
+    return keys, [*end_notes, *notes]

@@ -7,7 +7,10 @@ import re
 import shutil
 from pathlib import Path
 
+import gguf
+import llama_cpp
 import pytest
+import tokenizers
 
 from tests.quant import tiny_checkpoint
 
@@ -62,3 +65,32 @@ def test_warning_if_the_template_ends_messages_without_an_end_token(
     done = llmcli("quantize", str(folder), "-t", "F32", "--dry-run")
     assert done.code == 0
     assert ("generation would not stop" in done.err) == warned
+
+
+def test_accepted_differences_are_recorded_in_the_file_and_told(llmcli, folder) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].reverse()
+    tiny_checkpoint.edit(folder / "tokenizer.json", model=tokenizer["model"])
+    out = folder.parent / "out.gguf"
+    done = llmcli(
+        *("quantize", "-t", "F32", str(folder), "-o", str(out)), "--accept-tokenizer-differences"
+    )
+    assert done.code == 0
+    assert "llama.cpp encodes text differently from the model's tokenizer" in done.err
+    stored = gguf.GGUFReader(out).fields["llmcli.tokenizer.differing_strings"].contents()
+    assert 1 <= len(stored) <= 20
+    reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    vocabulary = llama_cpp.Llama(str(out), vocab_only=True, verbose=False)
+    different = [
+        text
+        for text in stored
+        if reference.encode(text, add_special_tokens=False).ids
+        != vocabulary.tokenize(text.encode(), add_bos=False, special=True)
+    ]
+    assert different == stored
+
+
+def test_the_option_is_refused_for_a_gguf(llmcli, stories_gguf: Path) -> None:
+    done = llmcli("quantize", str(stories_gguf), "--accept-tokenizer-differences")
+    assert done.code == 2
+    assert "--accept-tokenizer-differences applies to checkpoint folders" in done.err

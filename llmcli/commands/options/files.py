@@ -34,6 +34,11 @@ SourceOptions = Annotated[
         ),
         allow_pickle=ALLOW_PICKLE,
         keep_source=KEEP_SOURCE,
+        accept_tokenizer_differences=typer.Option(
+            "--accept-tokenizer-differences",
+            help="Go on if llama.cpp encodes some text differently, and record the text in the "
+            "file.",
+        ),
     ),
 ]
 OutputOptions = Annotated[

@@ -66,12 +66,7 @@ def pareto(
     reporting.check_path()
     placement = placement_flags.join(ui)
     model = quantize_file.find_model(ref, config, ui, keep_source=True)
-    source = quantize_file.open_source(
-        model.path if model else expand_path(ref),
-        tokenizer=reading.tokenizer,
-        pre=reading.pre,
-        allow_pickle=reading.allow_pickle,
-    )
+    source = quantize_file.open_source(model.path if model else expand_path(ref), reading)
     require_distinct_paths(
         [reporting.report_file], [*source.files, settings.imatrix, settings.moments, measuring.text]
     )

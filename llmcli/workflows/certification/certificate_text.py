@@ -34,6 +34,10 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
         ),
         *[(record.kind, _format_statistics(record)) for record in verified.steering],
         ("types", ", ".join(f"{kind} × {count}" for kind, count in verified.mix.items())),
+        *[
+            ("tokenizer", f"llama.cpp encodes {text!r} differently")
+            for text in verified.differing_strings[:3]
+        ],
         (
             "bytes",
             f"{content.nbytes:,} ({format_size(content.nbytes)}), "

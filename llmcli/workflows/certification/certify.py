@@ -57,11 +57,15 @@ class VerifySettings:
         --verify. `texts`: names of the texts that the quantization used.
         """
         from quant.certificate import certificate
+        from quant.tokenizer.verify.verify import DIFFERING_KEY
 
+        if not self.verify:
+            return 0
+        differing = sum(len(value) for key, value in source.entries if key == DIFFERING_KEY)
+        names = (weight.name for weight in source.weights)
         return (
-            certificate.max_json_bytes((weight.name for weight in source.weights), (*texts, ""))
-            if self.verify
-            else 0
+            certificate.max_json_bytes(names, (*texts, ""))
+            + certificate.MAX_JSON_BYTES_PER_BYTE * differing
         )
 
 

@@ -47,7 +47,9 @@ from quant.certificate.embed import embed_certificate
 from quant.certificate.tensor_errors import OriginalTensor, tensor_errors
 from quant.evaluation.metrics import Estimate
 from quant.folds.folded_source import FOLD_KEY
+from quant.gguf.header import GgufArray
 from quant.model_file import model_header, read_header
+from quant.tokenizer.verify.verify import DIFFERING_KEY
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -183,6 +185,7 @@ def verify(
         tensors,
         speed,
         _methods(plan),
+        _differing_strings(header),
     )
     with ui.bar(
         f"write the certificate into {file.name}",
@@ -190,6 +193,18 @@ def verify(
     ) as bar:
         embed_certificate(file, verified, bar.advance)
     return verified
+
+
+def _differing_strings(header: model_header.ModelHeader) -> tuple[str, ...]:
+    """Return the strings that llama.cpp encodes differently from the model's tokenizer, as the
+    file's metadata says.
+    """
+    value = header.metadata.get(DIFFERING_KEY)
+    return (
+        tuple(map(str, value.read_values()))
+        if isinstance(value, GgufArray) and value.kind == "string"
+        else ()
+    )
 
 
 def answer_metrics(

@@ -262,10 +262,8 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
         ui.note(f"{request.file_type.upper()} means {file_type.name}")
     source = open_source(
         model.path if model else expand_path(request.source).absolute(),
-        tokenizer=request.reading.tokenizer,
-        pre=request.reading.pre,
-        allow_pickle=request.reading.allow_pickle,
-        blobs=model.blobs if model else None,
+        request.reading,
+        model.blobs if model else None,
     )
     if source.path.is_file() and (needs_model or verifies or request.size.overrides_recipe):
         rehearse_file(source.path, config, ui)

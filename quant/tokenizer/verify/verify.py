@@ -16,13 +16,20 @@ from typing import Protocol
 from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.header import MetadataValue
+from quant.source.source import RECORD_PREFIX
 from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
 from quant.tokenizer.verify.known_differences import KnownDifferences
 
+# Metadata keys of a converted file: descriptions of the known differences, and strings that
+# llama.cpp encodes differently for an unknown reason.
+KNOWN_DIFFERENCES_KEY = f"{RECORD_PREFIX}known_differences"
+DIFFERING_KEY = f"{RECORD_PREFIX}differing_strings"
 MAX_SHOWN_CHARS = 60  # limit of the characters of a string in a message
 SAMPLE_WORDS = 3000  # number of the vocabulary's words that are compared, unless all must be
 MAX_WORD_CHARS = 1024  # longer words are not compared
+# Limits of the strings with accepted differences that a file records.
+MAX_RECORDED_TEXTS, MAX_RECORDED_CHARS = 20, 100
 # The characters that stand for bytes in byte-level vocabularies: printable bytes stand for
 # themselves, all others get characters from U+0100 on.
 PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -50,12 +57,16 @@ class LlamaCppTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VocabularyVerification:
-    """The result of a successful verification: the number of strings that were compared, and notes
-    for the user.
+    """The result of a successful verification.
+
+    `string_count` is the number of strings that were compared. `notes` describe the known
+    differences, for the user. `differing` are the strings with a difference that cannot be
+    explained, shortest first and shortened; empty unless the user accepts them.
     """
 
     string_count: int
     notes: tuple[str, ...]
+    differing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +83,15 @@ def verify_vocabulary(
     metadata: Mapping[str, MetadataValue],
     llama_cpp: LlamaCppTokenizer,
     pre: str | None = None,
+    accept_differences: bool = False,
 ) -> VocabularyVerification:
     """Compare the tokenizer of a checkpoint folder with the finished vocabulary, run by llama.cpp.
     `metadata` is that of the vocabulary.
 
-    `pre` is the pre-tokenizer that the user named. Raises UserError, which lists the first
-    differences, if a difference cannot be explained.
+    `pre` is the pre-tokenizer that the user named. Raises UserError, which shows an example, if a
+    difference cannot be explained. With `accept_differences`, such strings are returned instead.
     """
-    return _Comparison(folder, metadata, llama_cpp, pre).run()
+    return _Comparison(folder, metadata, llama_cpp, pre).run(accept_differences)
 
 
 class _Comparison:
@@ -100,9 +112,9 @@ class _Comparison:
         self.known_differences = KnownDifferences(self.reference, metadata, llama_cpp.is_control)
         self.explained: dict[str, list[str]] = {}
 
-    def run(self) -> VocabularyVerification:
+    def run(self, accept_differences: bool) -> VocabularyVerification:
         """Compare every string twice: once with special tokens matched in it, and once as plain
-        text. Raises UserError for differences that cannot be explained.
+        text. Raises UserError for differences that cannot be explained, unless they are accepted.
         """
         is_certain = self.reference.pre_tokenizer.is_certain
         words = list(self._words(SAMPLE_WORDS if is_certain else None))
@@ -115,9 +127,14 @@ class _Comparison:
         differences = [*self._compare(texts, special=True), *self._compare(texts, special=False)]
         if not is_certain:
             differences += self._compare(words, special=True)
-        if differences:
+        if differences and not accept_differences:
             raise self._difference_error(differences)
-        return VocabularyVerification(len(texts), tuple(self._notes(len(texts))))
+        differing = sorted({difference.text for difference in differences}, key=len)
+        return VocabularyVerification(
+            len(texts),
+            tuple(self._notes(len(texts))),
+            tuple(text[:MAX_RECORDED_CHARS] for text in differing[:MAX_RECORDED_TEXTS]),
+        )
 
     def _compare(self, texts: list[str], special: bool) -> Iterator[EncodingDifference]:
         """Yield the differences that cannot be explained. Add all other strings with different ids
@@ -212,9 +229,8 @@ class _Comparison:
             f"{len(differences)}), such as {_shorten(example.text)} as "
             f"{self._join_pieces(example.llama_cpp_ids)!r} instead of "
             f"{self._join_pieces(example.reference_ids)!r}",
-            hint="try another --pre, or use a GGUF of this model"
-            if self.is_byte_level
-            else "use a GGUF of this model",
+            hint=("try another --pre, or use" if self.is_byte_level else "use")
+            + " a GGUF of this model; --accept-tokenizer-differences goes on",
         )
 
     def _join_pieces(self, ids: list[int]) -> str:

@@ -174,12 +174,15 @@ def test_all_end_tokens_of_generation_config_end_generation(stories: Path, tmp_p
     model.close()
 
 
-def test_more_end_tokens_than_gguf_can_name_are_refused(stories: Path, tmp_path: Path) -> None:
+def test_of_more_end_tokens_than_gguf_can_name_the_first_are_kept(
+    stories: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
-    with pytest.raises(UserError, match=r"can name only two such tokens"):
-        metadata_with_tokens(
-            folder, ["<a>", "<b>", "<c>"], generation_config={"eos_token_id": [2, 512, 513, 514]}
-        )
+    metadata = metadata_with_tokens(
+        folder, ["<a>", "<b>", "<c>"], generation_config={"eos_token_id": [2, 512, 513, 514]}
+    )
+    ids = [metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot", "eom")]
+    assert ids == [2, 512, 513]
 
 
 @pytest.mark.parametrize(
