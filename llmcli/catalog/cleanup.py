@@ -149,7 +149,7 @@ def _forget_remote_checkpoint(folder: Path, config: Config) -> list[RemovableIte
         if other_manifest.name != manifest.name
     ]
     shared = {
-        Path(file.path) for other_manifest in other_manifests for file in other_manifest.files
+        Path(file.path) for other_manifest in other_manifests for file in other_manifest.all_files
     }
     shared |= {
         path
@@ -172,9 +172,9 @@ def _unshared_files(manifest: Manifest, config: Config) -> list[Path]:
         file.path
         for other_manifest in store.list_manifests(config)
         if other_manifest.name != manifest.name
-        for file in other_manifest.files
+        for file in other_manifest.all_files
     }
-    return [Path(file.path) for file in manifest.files if file.path not in shared]
+    return [Path(file.path) for file in manifest.all_files if file.path not in shared]
 
 
 def _delete_folder(folder: Path, reason: str) -> RemovableItem:
@@ -285,7 +285,7 @@ def _needed_files(folder: Path) -> set[Path]:
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):
         # The next `pull` or `run` uses a complete GGUF even if its manifest is missing or damaged.
         return {path for path in folder.glob("*.gguf") if _is_complete(path)}
-    files = [Path(file.path) for file in manifest.files]
+    files = [Path(file.path) for file in manifest.all_files]
     certificates = (
         path for file in files for path in folder.glob(f"{escape(file.stem)}.certificate.*")
     )

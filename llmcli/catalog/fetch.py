@@ -159,6 +159,8 @@ def fetch_model(
             if resolved.ref.kind == "hub" and fetched.kind == "gguf"
             else resolved.ref.name
         )
+        before = store.load_manifest(config, name)
+        is_same = before is not None and before.revision == fetched.revision
         manifest = store.save_manifest(
             config,
             Manifest(
@@ -169,6 +171,7 @@ def fetch_model(
                 source=fetched.source,
                 revision=fetched.revision,
                 requested=spec.revision or None,
+                companions=before.companions if before and is_same else {},
             ),
         )
     return build_model(resolved, manifest)

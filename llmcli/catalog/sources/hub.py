@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
+from llmcli.catalog.gguf_names import COMPANION_KINDS, companion_kind
 from llmcli.catalog.hub import cache
 from llmcli.catalog.hub.choose_files import ChosenFiles, HubFile, choose_files
 from llmcli.catalog.hub.content_check import WaitingBytes
@@ -55,9 +56,21 @@ class HubSource:
             choice = choose_files(spec, listing.files, config.allow_pickle)
             if choice.note:
                 watcher.note(choice.note)
+            if choice.kind == "gguf" and (kinds := companion_kinds(listing.files)):
+                names = ",".join(kinds)
+                watcher.note(
+                    f"{spec.repo} also has {', '.join(kinds)}; `llmcli pull {spec.repo} --with {names}` "
+                    "downloads them"
+                )
             files = download_files(spec, listing.commit, choice.files, config, watcher)
             cache.record_commit(spec, listing.commit, config, watcher)
         return _describe_files(spec, listing.commit, choice, files, config)
+
+
+def companion_kinds(blobs: Sequence[HubFile]) -> list[str]:
+    """Return the kinds of companions in a repository."""
+    found = {companion_kind(blob.name) for blob in blobs}
+    return [kind for kind in COMPANION_KINDS if kind in found]
 
 
 def find_remote_checkpoint(

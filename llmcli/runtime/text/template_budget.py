@@ -11,7 +11,8 @@ import time
 from collections.abc import Collection, Iterator, KeysView, Mapping, MappingView, Set
 from typing import Any, TypeGuard
 
-MAX_SECONDS = 2.0  # of all renderings for one prompt
+# Of processor time for all renderings for one prompt. On a busy machine they may take longer.
+MAX_SECONDS = 2.0
 MAX_CHARACTERS = 1 << 20  # of the output, in addition to the length of the conversation
 # The budget is this many times the maximum output, because templates join texts repeatedly while
 # they build the output.
@@ -43,8 +44,8 @@ class TemplateBudget(threading.local):
 
     @property
     def seconds_left(self) -> float:
-        """The seconds until the deadline, negative after it."""
-        return self.deadline - time.monotonic()
+        """The seconds of processor time until the deadline, negative after it."""
+        return self.deadline - time.thread_time()
 
     def start_prompt(self, deadline: float | None = None) -> None:
         """Set the deadline of the renderings that follow. None: MAX_SECONDS from now."""
@@ -149,8 +150,10 @@ class TemplateBudget(threading.local):
 
 
 def new_deadline() -> float:
-    """Return the deadline, as a time.monotonic(), of the renderings for a prompt that begins now."""
-    return time.monotonic() + MAX_SECONDS
+    """Return the deadline of the renderings for a prompt that begin now in this thread, as a
+    time.thread_time().
+    """
+    return time.thread_time() + MAX_SECONDS
 
 
 class LazyItems:

@@ -214,7 +214,10 @@ def source_trees() -> Iterator[tuple[Path, ast.Module]]:
 
 FIELD_NAMES = frozenset(field for _, fields in contract.STRUCTURES.values() for field in fields)
 # mirrors of structures, which refuse unknown attributes themselves
-CLOSED = {("llmcli/runtime/binding/sampler.py", "array")}
+CLOSED = {
+    ("llmcli/runtime/binding/sampler.py", "array"),
+    ("llmcli/runtime/binding/sampler.py", "plan"),
+}
 UNRELATED = {
     ("scripts/fuzz/repl.py", "self.screen"),
     ("llmcli/runtime/binding/sampler.py", "draw"),
