@@ -19,7 +19,7 @@ from quant.checkpoint.folder import CheckpointFolder
 from quant.checkpoint.language_part import extract_language_part
 from quant.checkpoint.pickles import find_pickles, load_pickles, pickles_not_allowed
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert import general_metadata
+from quant.convert import general_metadata, gguf_tables
 from quant.convert.archs import ARCHS
 from quant.convert.archs.base import Arch, ArchKey
 from quant.errors import UserError, list_first
@@ -322,18 +322,14 @@ def _name_tensors(arch: Arch, config: CheckpointConfig, stored: Tensors) -> _Nam
     """Return the checkpoint's tensors under their GGUF names, after the family's own preparation. A
     tensor whose GGUF name is taken already counts as unknown.
     """
-    import gguf
-
     remaining = {
         name: item for name, item in stored.items() if not name.endswith(arch.dropped_endings)
     }
-    names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[arch.kind], config.get_int("num_hidden_layers")
-    )
+    find_name = gguf_tables.find_names(arch.kind, config.get_int("num_hidden_layers"))
     named: Tensors = {}
     unknown = []
     for key, tensor in arch.prepare(config, remaining).items():
-        name = _family_name(arch, key) or names.get_name(key, try_suffixes=(".weight", ".bias"))
+        name = _family_name(arch, key) or find_name(key)
         if name is None or name in named:
             unknown.append(tensor)
         else:

@@ -2,7 +2,7 @@
 their transformations.
 
 A family consists of data and small pure functions. A family that differs little from another is
-written as `replace(LLAMA, ...)`. Most GGUF tensor names come from the gguf package.
+written as `replace(LLAMA, ...)`. Most GGUF tensor names come from gguf_tables.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,8 +50,8 @@ def keep_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
 class Arch:
     """A model family.
 
-    `name` is llama.cpp's name of the architecture, `kind` the name of its MODEL_ARCH in the gguf
-    package, and `hf` the class names in config.json. `defaults` are the values that transformers'
+    `name` is llama.cpp's name of the architecture, `kind` the name of its MODEL_ARCH in
+    gguf_tables.py, and `hf` the class names in config.json. `defaults` are the values that transformers'
     config class has for settings that config.json omits. With `vocab_size_from_tokenizer`, a
     config.json without vocab_size gets the size of the tokenizer's vocabulary, and added tokens
     beyond that size are left out.
@@ -61,11 +61,11 @@ class Arch:
     - `dropped_endings`: tensors whose names have these endings are left out, because they are
       buffers that can be computed.
     - `prepare`: a function that stacks experts and splits fused matrices, so that each tensor has a
-      name that the gguf package knows. The keys of the returned dictionary are these names; a
+      name that gguf_tables.py knows. The keys of the returned dictionary are these names; a
       tensor's own `name` is only shown in messages. Tensors that the function does not recognize
       stay unchanged and are reported as unknown.
     - `names`: ending of a checkpoint tensor's name -> GGUF role, for tensors that
-      `gguf.get_tensor_name_map` does not know.
+      `gguf_tables.find_names` does not know.
     - `required_shapes` and `optional_shapes`: the GGUF tensors with their shapes, rows first. Any
       other tensor or shape is an error.
     - `ops`: role ("attn_q") -> a function that transforms the weights and biases of this role. It

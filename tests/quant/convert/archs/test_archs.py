@@ -9,6 +9,7 @@ import gguf
 import pytest
 
 from quant.checkpoint.config import CheckpointConfig
+from quant.convert import gguf_tables
 from quant.convert.archs import ARCHS, blocks
 from quant.convert.archs.base import Arch
 from quant.errors import UserError
@@ -35,15 +36,14 @@ def test_each_class_has_one_architecture() -> None:
 
 
 @every_case
-def test_tensor_names_of_an_architecture_exist_in_the_gguf_package(case: families.Case) -> None:
+def test_tensor_names_of_an_architecture_exist_in_the_tables(case: families.Case) -> None:
     arch, values = config(case)
-    kind = gguf.MODEL_ARCH[arch.kind]
-    assert arch.name == gguf.MODEL_ARCH_NAMES[kind]
+    assert arch.name == gguf_tables.architecture_name(arch.kind)
     known = {
-        gguf.TENSOR_NAMES[tensor].format(bid=layer) + ending
-        for tensor in gguf.MODEL_TENSORS[kind]
+        tensor.format(bid=layer) + ending
+        for tensor in gguf_tables.tensor_names(arch.kind)
         for layer in range(blocks.layer_count(values))
-        for ending in (".weight", ".bias")
+        for ending in (".weight", ".bias", "")
     }
     assert set(arch.required_shapes(values)) <= known
     assert set(arch.optional_shapes(values)) <= known
