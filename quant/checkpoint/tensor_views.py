@@ -102,6 +102,26 @@ def pick_columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
     )
 
 
+def pick_column_groups(tensor: LazyTensor, width: int, order: Sequence[int]) -> LazyTensor:
+    """Return a tensor with the groups of `width` values of every row in a given order: group i of
+    the result is group order[i] of `tensor`.
+
+    The dtype stays the same if a group has whole blocks of it; otherwise the result is F32.
+    """
+    import numpy as np
+
+    if width % ggml.block_size(tensor.dtype).values:
+        tensor = map_values(tensor, lambda values: values)
+    group_bytes = ggml.row_bytes(tensor.dtype, width)
+
+    def read(first: int, last: int) -> "U8":
+        rows = tensor.read(first, last)
+        groups = rows.reshape(len(rows), -1, group_bytes)[:, list(order)]
+        return np.ascontiguousarray(groups).reshape(len(rows), -1)
+
+    return replace(tensor, shape=(*tensor.shape[:-1], len(order) * width), read=read)
+
+
 def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Return a tensor in which the given tensors, all of one shape, are stacked along a new first
     axis (the axis of experts).

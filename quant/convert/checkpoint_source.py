@@ -407,9 +407,14 @@ def _transform(arch: Arch, config: CheckpointConfig, tensors: Tensors) -> list[W
         _computed_weight(name, values) for name, values in arch.extra_tensors(config).items()
     ]
     for name, tensor in tensors.items():
-        op = arch.ops.get(tensor_role(name))
+        op = arch.ops.get(_full_role(name), arch.ops.get(tensor_role(name)))
         weights.append(_weight(name, op(config, tensor) if op else tensor))
     return sorted(weights, key=lambda weight: tensor_types.tensor_order(weight.name))
+
+
+def _full_role(name: str) -> str:
+    """Return a tensor's role with all its words: "blk.3.nextn.enorm.weight" gives "nextn.enorm"."""
+    return re.sub(r"^blk\.\d+\.|\.(?:weight|bias)$", "", name)
 
 
 def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:

@@ -68,7 +68,7 @@ class Arch:
       `gguf_tables.find_names` does not know.
     - `required_shapes` and `optional_shapes`: the GGUF tensors with their shapes, rows first. Any
       other tensor or shape is an error.
-    - `ops`: role ("attn_q") -> a function that transforms the weights and biases of this role. It
+    - `ops`: role ("attn_q", "nextn.enorm") -> a function that transforms the weights and biases of this role. It
       must keep the shape, except that a vocabulary may lose rows.
     - `extra_tensors`: a function that returns tensors computed from the settings alone.
 

@@ -9,6 +9,7 @@ import pytest
 
 from quant.checkpoint import tensor_views
 from quant.checkpoint.safetensors import LazyTensor
+from quant.native import ggml
 
 RANDOM = np.random.default_rng(5)
 MATRIX = RANDOM.normal(size=(6, 4)).astype(np.float32)
@@ -32,6 +33,12 @@ def half(values: np.ndarray, name: str = "tensor") -> LazyTensor:
     tensor = lazy(values, name)
     lines = values.astype(np.float16).reshape(-1, values.shape[-1]).view(np.uint8)
     return replace(tensor, dtype="F16", read=lambda first, last: lines[first:last])
+
+
+def quantized(values: np.ndarray) -> LazyTensor:
+    """Return a lazy Q8_0 tensor over an array."""
+    lines = ggml.encode(values, "Q8_0", label="tensor")
+    return replace(lazy(values), dtype="Q8_0", read=lambda first, last: lines[first:last])
 
 
 def values(tensor: LazyTensor) -> np.ndarray:
@@ -151,3 +158,23 @@ def test_pick_columns_selects_every_second_value() -> None:
         values(chosen),
         fill_by_index((3, 6, 2), lambda i, row, column: STACK[i, row, 1 + 2 * column]),
     )
+
+
+def test_pick_column_groups_reorders_groups_and_keeps_whole_blocks() -> None:
+    wide = RANDOM.normal(size=(3, 96)).astype(np.float32)
+    for tensor, width, dtype in (
+        (lazy(wide), 32, "F32"),
+        (half(wide), 32, "F16"),
+        (half(wide), 2, "F16"),
+        (quantized(wide), 32, "Q8_0"),
+        (quantized(wide), 16, "F32"),
+    ):
+        order = list(reversed(range(96 // width)))
+        moved = tensor_views.pick_column_groups(tensor, width, order)
+        assert moved.dtype == dtype
+        stored = values(tensor)
+        expected = fill_by_index(
+            wide.shape,
+            lambda row, column, w=width, o=order, s=stored: s[row, o[column // w] * w + column % w],
+        )
+        np.testing.assert_array_equal(values(moved), expected)

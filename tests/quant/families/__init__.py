@@ -111,9 +111,11 @@ def theirs(folder: Path, tokens: list[int] = TOKENS) -> np.ndarray:
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+    config = transformers.AutoConfig.from_pretrained(folder)
+    auto_class = transformers.AutoModelForCausalLM
+    if type(config) not in auto_class._model_mapping:
+        auto_class = transformers.AutoModelForImageTextToText
+    model = auto_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0].numpy()
 
