@@ -257,7 +257,7 @@ def _class_of_type(kind: object) -> list[str]:
     Example: "qwen2_moe" -> ["Qwen2MoeForCausalLM"].
     """
     stem = str(kind).removesuffix("_text").replace("_", "")
-    return [name for name in ARCHS if name.lower() == f"{stem}forcausallm"]
+    return [name for name in ARCHS if name.lower().replace("_", "") == f"{stem}forcausallm"]
 
 
 def _arch(path: Path, config: CheckpointConfig) -> Arch:
