@@ -30,6 +30,7 @@ class SourceSettings:
     tokenizer: Path | None = None  # folder of tokenizer files; None: that of the checkpoint
     pre: str | None = None  # llama.cpp's name of the pre-tokenizer; None: chosen automatically
     allow_pickle: bool = False  # whether pickled weights may be read
+    no_mtp: bool = False  # whether to leave out the layers that predict further tokens
     # Whether to download a checkpoint on the hub, instead of reading its weights from the hub.
     keep_source: bool = False
     # Whether to go on if llama.cpp would encode text differently, for an unknown reason.
@@ -42,6 +43,7 @@ class SourceSettings:
             "--tokenizer": self.tokenizer,
             "--pre": self.pre,
             "--allow-pickle": self.allow_pickle,
+            "--no-mtp": self.no_mtp,
             "--accept-tokenizer-differences": self.accept_tokenizer_differences,
         }
 
@@ -118,6 +120,7 @@ def open_source(
             tokenizer=tokenizer_folder,
             pre=settings.pre,
             allow_pickle=settings.allow_pickle,
+            with_prediction=not settings.no_mtp,
             blobs=blobs,
         )
         source = verify_tokenizer(

@@ -159,14 +159,19 @@ def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[s
     """Return the types that each quantizable tensor may get, by tensor name.
 
     These are the types in `types` that fit the row length. If `types` is empty, they are the
-    k-quants, or the legacy types for rows whose length is not a multiple of 256. Raises UserError
-    if no tensor has a choice, or if no type in `types` fits some tensor.
+    k-quants, or the legacy types for rows whose length is not a multiple of 256. Tensors of layers
+    that predict further tokens have no choice, because the measured model does not run them. Raises
+    UserError if no tensor has a choice, or if no type in `types` fits some tensor.
     """
     choices: dict[str, tuple[str, ...]] = {}
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     for name, shape, kind in tensor_types.quantizable_tensors(present, source.facts):
         if kind in tensor_types.TRAINED_TYPES:
             choices[name] = (kind,)
+            continue
+        if tensor_types.is_in_prediction_layer(name, source.facts):
+            fitting_type = tensor_types.fit_row_length(tensor_types.PREDICTION_TYPE, shape[0]).type
+            choices[name] = (fitting_type,)
             continue
         candidates = types or (
             LEGACY_TYPES if shape[0] % ggml.block_size("Q4_K").values else K_QUANT_TYPES

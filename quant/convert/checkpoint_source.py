@@ -20,7 +20,7 @@ from quant.checkpoint.language_part import extract_language_part
 from quant.checkpoint.pickles import find_pickles, load_pickles, pickles_not_allowed
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata, gguf_tables
-from quant.convert.archs import ARCHS
+from quant.convert.archs import ARCHS, prediction
 from quant.convert.archs.base import Arch, ArchKey
 from quant.errors import UserError, list_first
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
@@ -43,6 +43,8 @@ HEAD_NAME, EMBEDDING_NAME = tensor_types.HEAD_NAME, tensor_types.EMBEDDING_NAMES
 WRAPPER_PATTERN = re.compile(
     r"^module\.|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
+# Rows that are compared to see whether a prediction layer's embedding is a copy of the model's.
+COMPARED_ROWS = 16
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # Endings of the names of matrices that stay F32, as in prepare_tensors of llama.cpp's
 # conversion/base.py: routers are small and sensitive to rounding, and ggml computes convolutions in
@@ -66,14 +68,16 @@ def open_checkpoint(
     tokenizer: Path | None = None,
     pre: str | None = None,
     allow_pickle: bool = False,
+    with_prediction: bool = True,
     blobs: Mapping[str, Blob] | None = None,
 ) -> Source:
     """Open a checkpoint folder with config.json, weights and a tokenizer as a Source. The weights
     are converted later, row by row, when they are read from the Source.
 
     `tokenizer` is another folder from which the tokenizer is read. `pre` overrides the name of the
-    pre-tokenizer. `allow_pickle` permits pickled weights if there are no safetensors. `blobs` are
-    the safetensors files by name, if they are not in the folder. Raises UserError for anything that
+    pre-tokenizer. `allow_pickle` permits pickled weights if there are no safetensors.
+    `with_prediction` converts the layers that predict further tokens, too. `blobs` are the
+    safetensors files by name, if they are not in the folder. Raises UserError for anything that
     cannot be converted.
     """
     folder = CheckpointFolder(path)
@@ -90,8 +94,11 @@ def open_checkpoint(
         size_from_tokenizer=arch.vocab_size_from_tokenizer,
     )
     config = CheckpointConfig({**config.values, "vocab_size": vocabulary.size}, config.location)
-    weights, dropped_notes = _convert_weights(path, arch, config, restored.tensors)
-    keys = arch.keys(config)
+    tensors, config, prediction_notes = _choose_layers(
+        arch, config, restored.tensors, with_prediction
+    )
+    weights, dropped_notes = _convert_weights(path, arch, config, tensors)
+    keys = prediction.extend_keys(arch.keys(config), prediction.layer_count(config))
     dtype = _float_dtype(language_part.tensors)
     entries = [
         *general_metadata.general_entries(folder, arch.name, weights, restored.method),
@@ -112,6 +119,7 @@ def open_checkpoint(
             *name_notes,
             *language_part.notes,
             *restored.notes,
+            *prediction_notes,
             *dropped_notes,
             *notes,
             *vocabulary.notes,
@@ -208,7 +216,32 @@ def _model_facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
         heads=heads,
         kv_heads=numbers.get("attention.head_count_kv", heads),
         experts=numbers.get("expert_count", 0),
+        prediction_layers=numbers.get("nextn_predict_layers", 0),
     )
+
+
+def _choose_layers(
+    arch: Arch, config: CheckpointConfig, tensors: Tensors, with_prediction: bool
+) -> tuple[Tensors, CheckpointConfig, list[str]]:
+    """Return the tensors to convert, the config with the number of layers among them that predict
+    further tokens, and notes for the user. `with_prediction`: whether to convert these layers.
+    """
+    config = prediction.with_layer_count(config, 0)
+    if arch.prediction_shapes is None:
+        return tensors, config, []
+    normal_count = config.get_int("num_hidden_layers")
+    tensors = prediction.number_layers(tensors, normal_count)
+    others, predicting = prediction.split_layers(tensors, normal_count)
+    count = prediction.count_layers(predicting, normal_count)
+    if not count:
+        return tensors, config, []
+    layers = "1 layer that predicts" if count == 1 else f"{count} layers that predict"
+    what = f"{layers} further tokens (MTP)"
+    if not with_prediction:
+        return others, config, [f"left out: {what}"]
+    blocks = f"block {normal_count}" + (f" to {normal_count + count - 1}" if count > 1 else "")
+    note = f"converted as {blocks}: {what}; --no-mtp leaves {'it' if count == 1 else 'them'} out"
+    return tensors, prediction.with_layer_count(config, count), [note]
 
 
 def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
@@ -284,8 +317,8 @@ def _convert_weights(
 
     Raises one UserError that lists all tensors that do not fit the family and config.json.
     """
-    shapes = _FamilyShapes(arch.required_shapes(config), arch.optional_shapes(config))
-    named = _name_tensors(arch, config, stored)
+    shapes = _family_shapes(arch, config)
+    named = _drop_copies(config, _name_tensors(arch, config, stored))
     reduced = _drop_surplus(path, named, shapes)
     _check_tensors(path, reduced, shapes)
     weights = _transform(arch, config, reduced.tensors)
@@ -308,6 +341,19 @@ class _FamilyShapes:
         return self.optional | self.required
 
 
+def _family_shapes(arch: Arch, config: CheckpointConfig) -> _FamilyShapes:
+    """Return the shapes of a family's tensors, those of prediction layers included."""
+    required, optional = arch.required_shapes(config), arch.optional_shapes(config)
+    if arch.prediction_shapes is None or not prediction.layer_count(config):
+        return _FamilyShapes(required, optional)
+    normal_count = config.get_int("num_hidden_layers")
+    return _FamilyShapes(
+        required | prediction.repeat_shapes(config, arch.prediction_shapes(config), normal_count),
+        optional
+        | prediction.repeat_shapes(config, prediction.optional_shapes(config), normal_count),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _NamedTensors:
     """A checkpoint's tensors by GGUF name. `unknown` are the tensors for which this family has no
@@ -325,7 +371,8 @@ def _name_tensors(arch: Arch, config: CheckpointConfig, stored: Tensors) -> _Nam
     remaining = {
         name: item for name, item in stored.items() if not name.endswith(arch.dropped_endings)
     }
-    find_name = gguf_tables.find_names(arch.kind, config.get_int("num_hidden_layers"))
+    block_count = config.get_int("num_hidden_layers") + prediction.layer_count(config)
+    find_name = gguf_tables.find_names(arch.kind, block_count)
     named: Tensors = {}
     unknown = []
     for key, tensor in arch.prepare(config, remaining).items():
@@ -335,6 +382,21 @@ def _name_tensors(arch: Arch, config: CheckpointConfig, stored: Tensors) -> _Nam
         else:
             named[name] = tensor
     return _NamedTensors(named, tuple(unknown))
+
+
+def _drop_copies(config: CheckpointConfig, named: _NamedTensors) -> _NamedTensors:
+    """Return the tensors without embeddings and heads of prediction layers that are copies of the
+    model's. llama.cpp then uses those of the model.
+    """
+    tensors, normal_count = dict(named.tensors), config.get_int("num_hidden_layers")
+    embedding = tensors.get(EMBEDDING_NAME)
+    head = tensors.get(HEAD_NAME, embedding)
+    for block in range(normal_count, normal_count + prediction.layer_count(config)):
+        for role, original in (("embed_tokens", embedding), ("shared_head_head", head)):
+            copy = tensors.get(name := f"blk.{block}.nextn.{role}.weight")
+            if copy and original and _is_copy(copy, original, COMPARED_ROWS):
+                del tensors[name]
+    return _NamedTensors(tensors, named.unknown)
 
 
 def _drop_surplus(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> _NamedTensors:
@@ -445,16 +507,19 @@ def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None)
     """Raise UserError if `head` is not a copy of `embedding`, although config.json ties the head to
     the embedding. About 256 rows are compared.
     """
-    rows = range(0, head.shape[0], max(1, head.shape[0] // 256))
-    if (
-        embedding is None
-        or (head.shape, head.dtype) != (embedding.shape, embedding.dtype)
-        or any((head.read(row, row + 1) != embedding.read(row, row + 1)).any() for row in rows)
-    ):
+    if embedding is None or not _is_copy(head, embedding, 256):
         raise UserError(
             f"{path}: config.json ties the head to the embedding, but {head.name} is different",
             hint='to use this head, set "tie_word_embeddings": false in config.json',
         )
+
+
+def _is_copy(tensor: LazyTensor, original: LazyTensor, compared_rows: int) -> bool:
+    """Return whether two matrices are equal. About `compared_rows` rows are compared."""
+    rows = range(0, tensor.shape[0], max(1, tensor.shape[0] // compared_rows))
+    return (tensor.shape, tensor.dtype) == (original.shape, original.dtype) and not any(
+        (tensor.read(row, row + 1) != original.read(row, row + 1)).any() for row in rows
+    )
 
 
 def _weight(name: str, tensor: LazyTensor) -> Weight:

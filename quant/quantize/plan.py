@@ -167,7 +167,25 @@ class Plan:
             " --tensor-type changes that"
             for name in sorted(set(unchanged_types))
         ]
-        return (*self.source.notes, *remarks)
+        return (*self.source.notes, *remarks, *self._prediction_remarks)
+
+    @property
+    def _prediction_remarks(self) -> list[str]:
+        """A remark about layers that predict further tokens, if they get a type of their own."""
+        kind, facts = tensor_types.PREDICTION_TYPE, self.source.facts
+        count = sum(
+            step.type == kind
+            and step.method is not None
+            and step.statistics.mean_squares is None
+            and tensor_types.is_in_prediction_layer(step.weight.name, facts)
+            for step in self.steps
+        )
+        if not count or self.file_type.default_type == kind:
+            return []
+        return [
+            f"{count} tensors of layers that predict further tokens (MTP) are {kind}, because no"
+            " statistics guide their rounding; --tensor-type changes that"
+        ]
 
     @cached_property
     def layout(self) -> FileLayout:
@@ -262,8 +280,14 @@ def plan_quantization(
     kind, method_object = tensor_types.parse_file_type(file_type), method_by_name(method)
     tensors = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     shapes = [(name, shape) for name, shape, _ in tensors]
+    # a calibration does not run the layers that predict further tokens
+    calibrated = [
+        (name, shape)
+        for name, shape in shapes
+        if not tensor_types.is_in_prediction_layer(name, source.facts)
+    ]
     moments_by_name: Mapping[str, SecondMoments] = (
-        expected.expected_inputs(shapes) if expected else {}
+        expected.expected_inputs(calibrated) if expected else {}
     )
     folds = source.fold_digest or source.transform_digest
     if moments:

@@ -112,6 +112,7 @@ def open_gguf(path: Path) -> Source:
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
         experts=header.get_int("expert_count") or 0,
+        prediction_layers=header.get_int("nextn_predict_layers") or 0,
     )
     weights = tuple(
         Weight(

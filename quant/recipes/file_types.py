@@ -16,7 +16,8 @@ LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The properties of a model that decide the types of its tensors. `layers`, `heads`, `kv_heads`
-    and `experts` are numbers; `experts` is 0 for a dense model.
+    and `experts` are numbers; `experts` is 0 for a dense model. The last `prediction_layers` of the
+    layers predict further tokens.
     """
 
     architecture: str
@@ -24,6 +25,7 @@ class ModelFacts:
     heads: int
     kv_heads: int
     experts: int
+    prediction_layers: int = 0
 
     @property
     def gqa(self) -> int:

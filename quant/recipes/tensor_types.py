@@ -89,6 +89,9 @@ UNQUANTIZED_PARTS_GLM5 = (
 Q8_PARTS_GLM5 = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
 FEED_FORWARD_ROLES = ("down", "gate", "up")
 COUNTED_ROLES = ("v", *FEED_FORWARD_ROLES)
+# The type of quantized tensors of layers that predict further tokens, if no statistics guide their
+# rounding: a calibration of the model does not run these layers, and drafts must be exact.
+PREDICTION_TYPE = "Q8_0"
 HEAD_NAME, EMBEDDING_NAMES = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
 # (part of a tensor's name, role). The exact names above take precedence; then the first part that
 # is found in the name decides (tensor_get_category).
@@ -212,6 +215,11 @@ def tensor_role(name: str) -> str:
     return next((role for part, role in ROLE_OF_PART if part in name), "other")
 
 
+def is_in_prediction_layer(name: str, facts: ModelFacts) -> bool:
+    """Return whether a tensor belongs to a layer that predicts further tokens."""
+    return tensor_order(name)[0] >= facts.layers - facts.prediction_layers
+
+
 def value_rows(name: str, rows: int, facts: ModelFacts) -> int:
     """Return the number of rows of a fused attn_qkv that produce values, which are its last rows.
     Return 0 for any other tensor, or if the number is unknown.
@@ -264,7 +272,14 @@ def choose_types(
     which the imatrix has data; it is None if there is no imatrix. Raises UserError if an override
     has no effect, or if a type needs an imatrix that has no data for the tensor.
     """
-    chosen = assign_types(tensors, kind, facts, overrides, imatrix=with_importance is not None)
+    chosen = assign_types(
+        tensors,
+        kind,
+        facts,
+        overrides,
+        imatrix=with_importance is not None,
+        with_importance=with_importance or (),
+    )
     _require_importance(
         {name: present for name, _, present in tensors}, chosen, kind, with_importance
     )
@@ -278,20 +293,29 @@ def assign_types(
     overrides: TypeOverrides = NO_OVERRIDES,
     *,
     imatrix: bool = False,
+    with_importance: Collection[str] = (),
 ) -> dict[str, TypeChoice]:
     """Return the types of choose_types(), without the check that the imatrix has data for every
     type that needs it. `imatrix` says whether there is an imatrix.
+
+    Tensors of layers that predict further tokens get PREDICTION_TYPE unless an override or the
+    imatrix names them.
     """
     if overrides.mix is not None:
         return _types_of_mix(tensors, facts, overrides)
     parsed = _ParsedOverrides.parse(overrides)
     names = {name for name, _, _ in tensors}
+    unmeasured = {
+        name
+        for name in names
+        if is_in_prediction_layer(name, facts) and name not in with_importance
+    }
     model = _RuleInputs(
         kind,
         facts,
         has_imatrix=imatrix,
         is_tied=HEAD_NAME not in names,
-        value_count=sum(tensor_role(name) == "v" for name in names),
+        value_count=sum(tensor_role(name) == "v" for name in names - unmeasured),
     )
     ordered = sorted(tensors, key=lambda tensor: tensor_order(tensor[0]))
     quantizable = [
@@ -302,12 +326,15 @@ def assign_types(
     decided = {
         name: _decide_by_override(name, present, kind, parsed) for name, _, present in quantizable
     }
-    by_rule = [tensor for tensor in quantizable if decided[tensor[0]].type is None]
+    undecided = {name for name in decided if decided[name].type is None}
+    by_rule = [tensor for tensor in quantizable if tensor[0] in undecided - unmeasured]
     positions = _find_positions(by_rule, model)
     chosen = {name: TypeChoice(present) for name, _, present in ordered}
     for name, shape, _ in quantizable:
-        wanted = decided[name].type or _rule_type(
-            name, shape[0], positions[name], model, parsed.head
+        wanted = decided[name].type or (
+            PREDICTION_TYPE
+            if name in unmeasured
+            else _rule_type(name, shape[0], positions[name], model, parsed.head)
         )
         chosen[name] = fit_row_length(wanted, shape[0])
     _require_used(parsed, decided, model)
@@ -497,7 +524,7 @@ def _find_positions(tensors: TensorTable, model: _RuleInputs) -> dict[str, Tenso
         # its attention has stacked matrices that do not belong to experts
         if facts.architecture == "bailingmoe3":
             is_stacked &= role in FEED_FORWARD_ROLES
-        count = model.value_count if role == "v" else facts.layers
+        count = model.value_count if role == "v" else facts.layers - facts.prediction_layers
         positions[name] = TensorPosition(index, count, facts, model.has_imatrix, is_stacked)
     return positions
 

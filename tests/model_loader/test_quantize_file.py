@@ -13,7 +13,7 @@ from llmcli.model_loader import quantize_file
 from llmcli.ui import UI
 from quant.model_file import read_header
 from quant.recipes import file_types
-from tests.quant import tiny_gguf
+from tests.quant import predicting_checkpoint, tiny_gguf
 
 
 @pytest.fixture
@@ -295,3 +295,27 @@ def test_quantize_file_prints_nothing_on_stdout(stories: Path, tmp_path: Path, c
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "bits per weight" in captured.err
+
+
+def test_prediction_layers_are_written_unless_no_mtp_is_given(run, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
+    folder = predicting_checkpoint.build("Qwen3_5ForCausalLM", tmp_path / "model")
+    files = [tmp_path / "whole.gguf", tmp_path / "short.gguf"]
+    code, _, err = run("quantize", folder, "--q4_k_m", "-o", files[0])
+    assert code == 0
+    assert "converted as block 4: 1 layer that predicts further tokens (MTP); --no-mtp" in err
+    assert "are Q8_0, because no statistics" in err
+    code, _, err = run("quantize", folder, "--q4_k_m", "--no-mtp", "-o", files[1])
+    assert code == 0
+    assert "left out: 1 layer that predicts further tokens (MTP)" in err
+    whole, short = (
+        {tensor.name: tensor.type for tensor in read_header.read_header(file).tensors}
+        for file in files
+    )
+    assert short.items() < whole.items()
+    assert {name for name in whole if name not in short} == {
+        name for name in whole if name.startswith("blk.4.")
+    }
+    code, _, err = run("quantize", files[0], "--q8_0", "--no-mtp")
+    assert code == 2
+    assert "--no-mtp applies to checkpoint folders" in err

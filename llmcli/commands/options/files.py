@@ -33,6 +33,10 @@ SourceOptions = Annotated[
             help="llama.cpp's name of the pre-tokenizer, if it is not recognized.",
         ),
         allow_pickle=ALLOW_PICKLE,
+        no_mtp=typer.Option(
+            "--no-mtp",
+            help="Leave out the layers that predict further tokens (MTP), which only drafts use.",
+        ),
         keep_source=KEEP_SOURCE,
         accept_tokenizer_differences=typer.Option(
             "--accept-tokenizer-differences",

@@ -72,6 +72,9 @@ class Arch:
       must keep the shape, except that a vocabulary may lose rows.
     - `extra_tensors`: a function that returns tensors computed from the settings alone.
 
+    `prediction_shapes` returns the shapes of the tensors of one layer that predicts further tokens
+    (see prediction.py), by role. It is None if llama.cpp has no such layers for the family.
+
     With `needs_head`, a tied embedding is also written as the head, because llama.cpp loads the
     head by its own name. `keys` returns the architecture's metadata keys. `check` raises UserError
     for settings that llama.cpp computes differently, and returns notes for the user.
@@ -90,6 +93,7 @@ class Arch:
     names: Mapping[str, str] = field(default_factory=dict)
     ops: Mapping[str, TensorOp] = field(default_factory=dict)
     extra_tensors: "Callable[[CheckpointConfig], dict[str, F32]]" = no_tensors
+    prediction_shapes: Callable[[CheckpointConfig], Shapes] | None = None
     needs_head: bool = False
     dropped_endings: tuple[str, ...] = (
         ".rotary_emb.inv_freq",

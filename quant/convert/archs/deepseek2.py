@@ -4,17 +4,17 @@ layers with routed and shared experts.
 Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp. llama.cpp's KV cache
 contains the compressed keys. Therefore the matrix kv_b, which decompresses keys and values, is
 split in two: attn_k_b, which is transposed, is applied to the queries, and attn_v_b computes the
-values.
+values. The layer of V3 that predicts a further token is converted, which llama.cpp's own converter
+leaves out, although its graph has it.
 """
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs import blocks, experts
+from quant.convert.archs import blocks, experts, prediction
 from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp, rope_row_order
 
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
@@ -73,17 +73,6 @@ def expert_groups(config: CheckpointConfig) -> tuple[int, int]:
     count, used = config.get_int("n_group", default=1), config.get_int("topk_group", default=1)
     return (
         (1, 1) if config.values.get("topk_method") == "greedy" or used >= count else (count, used)
-    )
-
-
-def mtp_layer_count(config: CheckpointConfig) -> int:
-    """Return the number of extra layers, after the last normal layer, that predict further tokens
-    (MTP).
-    """
-    return (
-        config.get_int("num_nextn_predict_layers")
-        if config.values.get("num_nextn_predict_layers")
-        else 0
     )
 
 
@@ -168,21 +157,14 @@ def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]
 
 
 def _notes(config: CheckpointConfig) -> list[str]:
-    """Return notes about the layers that are not converted, and about norms that llama.cpp computes
-    with a different eps.
-    """
-    eps, notes = config.get_float("rms_norm_eps", INNER_NORM_EPS), []
-    if mtp_layer_count(config):
-        notes.append(
-            f"layers from {blocks.layer_count(config)} on predict further tokens (MTP) and are "
-            "not converted"
-        )
-    if eps != INNER_NORM_EPS:
-        notes.append(
-            f"the norms of compressed queries and keys have eps {INNER_NORM_EPS:g} in transformers and "
-            f"{eps:g} in llama.cpp"
-        )
-    return notes
+    """Return a note about norms that llama.cpp computes with a different eps."""
+    eps = config.get_float("rms_norm_eps", INNER_NORM_EPS)
+    if eps == INNER_NORM_EPS:
+        return []
+    return [
+        f"the norms of compressed queries and keys have eps {INNER_NORM_EPS:g} in transformers and "
+        f"{eps:g} in llama.cpp"
+    ]
 
 
 def _rotary_part(config: CheckpointConfig, **changes: Any) -> CheckpointConfig:
@@ -262,8 +244,30 @@ def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
 
     With `has_expert_bias`, each router has a bias, as in V3.
     """
+    first, dense = dense_layer_count(config), blocks.feed_forward_shapes(config)
+    sparse = _sparse_feed_forward(config, has_expert_bias)
+    return (
+        blocks.embedding_and_head(config)
+        | blocks.repeat_for_blocks(config, _attention(config))
+        | blocks.shapes_by_block(
+            blocks.layer_count(config), lambda layer: dense if layer < first else sparse
+        )
+    )
+
+
+def prediction_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of the tensors of V3's layer that predicts a further token, by role."""
+    return (
+        prediction.input_shapes(config)
+        | _attention(config)
+        | _sparse_feed_forward(config, has_expert_bias=True)
+    )
+
+
+def _sparse_feed_forward(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
+    """Return the shapes of one block's experts, and of the norm before them, by role."""
     hidden, shared = config.get_int("hidden_size"), config.get_int("n_shared_experts")
-    width, first = config.get_int("moe_intermediate_size"), dense_layer_count(config)
+    width = config.get_int("moe_intermediate_size")
     sparse: Shapes = {
         "ffn_norm.weight": (hidden,),
         **experts.expert_shapes(config, width),
@@ -273,17 +277,7 @@ def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
     }
     if has_expert_bias:
         sparse["exp_probs_b.bias"] = (experts.expert_count(config),)
-    dense_shapes = blocks.feed_forward_shapes(config)
-    feed_forward = {
-        f"blk.{layer}.{role}": shape
-        for layer in range(blocks.layer_count(config))
-        for role, shape in (dense_shapes if layer < first else sparse).items()
-    }
-    return (
-        blocks.embedding_and_head(config)
-        | blocks.repeat_for_blocks(config, _attention(config))
-        | feed_forward
-    )
+    return sparse
 
 
 def _attention(config: CheckpointConfig) -> Shapes:
@@ -310,17 +304,9 @@ def _attention(config: CheckpointConfig) -> Shapes:
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with experts stacked, kv_b split and the router's bias renamed. The MTP
-    layers are left out.
-    """
+    """Return the tensors with experts stacked, kv_b split and the router's bias renamed."""
     result: Tensors = {}
-    mtp_layers = range(
-        blocks.layer_count(config), blocks.layer_count(config) + mtp_layer_count(config)
-    )
     for name, tensor in experts.stack_experts(config, tensors).items():
-        match = re.match(r"(?:model\.)?layers\.(\d{1,4})\.", name)
-        if match and int(match[1]) in mtp_layers:
-            continue
         if name.endswith(".kv_b_proj.weight"):
             result |= _split_kv_b(config, name, tensor)
         else:
@@ -407,6 +393,7 @@ V3 = replace(
         "topk_group": 4,
         "norm_topk_prob": True,
     },
+    prediction_shapes=prediction_shapes,
     ops=TENSOR_OPS,
 )
 

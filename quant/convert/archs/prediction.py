@@ -1,15 +1,16 @@
 """Prediction layers: the layers after the last normal layer, which predict further tokens (MTP,
-NextN). They are blocks of the converted file, and normal decoding does not use them.
+NextN). They are the last blocks of the converted file, and llama.cpp uses them only to draft.
 
-The converter counts them in the checkpoint, and writes the count to the config, from which
-layer_count() reads it. Follows _QwenMtpMixin of llama.cpp (conversion/qwen.py).
+A family has them if its Arch has `prediction_shapes`. The converter counts the layers that the
+checkpoint has, and writes the count to the config, from which layer_count() reads it. Follows
+_QwenMtpMixin of llama.cpp (conversion/qwen.py), and conversion/deepseek.py.
 """
 
 import re
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs.base import ArchKey, Shapes
 
 COUNT_SETTING = "llmcli_prediction_layers"
@@ -63,23 +64,27 @@ def _layer_name(name: str, normal_count: int) -> str:
     return f"model.layers.{normal_count}.{MTP_NAMES[stem]}.{ending}" if stem in MTP_NAMES else name
 
 
-def split_tensors(tensors: Tensors, normal_count: int) -> tuple[Tensors, Tensors]:
-    """Return the tensors of normal layers and all others, and the tensors of the prediction layers.
-    They are numbered as by number_layers().
+def split_layers(tensors: Tensors, normal_count: int) -> tuple[Tensors, Tensors]:
+    """Return the tensors without those of prediction layers, and those of prediction layers, which
+    have names as number_layers() returns them.
+
+    A prediction layer has a tensor eh_proj. All tensors of other layers are in the first part.
     """
+    numbers = {
+        number
+        for number in range(normal_count, normal_count + MAX_COUNT)
+        if f"model.layers.{number}.eh_proj.weight" in tensors
+    }
     predicting = {
         name: tensor
         for name, tensor in tensors.items()
-        if (match := LAYER_NAME.fullmatch(name))
-        and normal_count <= int(match[1]) < normal_count + MAX_COUNT
+        if (match := LAYER_NAME.fullmatch(name)) and int(match[1]) in numbers
     }
     return {name: item for name, item in tensors.items() if name not in predicting}, predicting
 
 
 def count_layers(predicting: Tensors, normal_count: int) -> int:
-    """Return the number of layers of the tensors of prediction layers, from the first to the last
-    that has a tensor.
-    """
+    """Return the number of layers from the first prediction layer to the last that has a tensor."""
     numbers = [int(match[1]) for name in predicting if (match := LAYER_NAME.fullmatch(name))]
     return max(numbers, default=normal_count - 1) + 1 - normal_count
 
@@ -132,18 +137,3 @@ def repeat_shapes(config: CheckpointConfig, shapes: Shapes, normal_count: int) -
         for layer in range(layer_count(config))
         for role, shape in shapes.items()
     }
-
-
-def drop_copies(tensors: Tensors, copies: dict[str, str]) -> Tensors:
-    """Return the tensors without those that have the same bytes as another one. `copies` maps a
-    name, such as that of a prediction layer's embedding, to the name of the tensor it may copy.
-    """
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not (name in copies and _has_same_values(tensor, tensors.get(copies[name])))
-    }
-
-
-def _has_same_values(tensor: LazyTensor, other: LazyTensor | None) -> bool:
-    raise NotImplementedError

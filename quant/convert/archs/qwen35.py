@@ -74,6 +74,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     )
 
 
+def prediction_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of the tensors of one layer that predicts further tokens, by role."""
+    return qwen3_next.hybrid_prediction_shapes(config, feed_forward_shapes(config))
+
+
 def value_head_order(config: CheckpointConfig) -> list[int]:
     """Return the order of value heads in llama.cpp: entry i is the checkpoint's number of head i.
 
@@ -144,6 +149,7 @@ QWEN35 = replace(
     required_shapes=required_shapes,
     check=check,
     prepare=qwen3_next.rename_linear,
+    prediction_shapes=prediction_shapes,
     ops=TENSOR_OPS,
     defaults=qwen3_next.LINEAR_DEFAULTS,
 )

@@ -48,6 +48,7 @@ QWEN35MOE = replace(
     required_shapes=required_shapes,
     check=check,
     prepare=prepare,
+    prediction_shapes=qwen3_next.prediction_shapes,
     defaults={
         **qwen3_next.LINEAR_DEFAULTS,
         "num_experts_per_tok": 8,

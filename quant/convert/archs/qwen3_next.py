@@ -239,6 +239,23 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     return hybrid_shapes(config, linear, expert_shapes(config))
 
 
+def prediction_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of the tensors of one layer that predicts further tokens, by role. Its
+    block has attention with a gate.
+    """
+    return hybrid_prediction_shapes(config, expert_shapes(config))
+
+
+def hybrid_prediction_shapes(config: CheckpointConfig, feed_forward: Shapes) -> Shapes:
+    """Return prediction_shapes() of a model whose blocks have this feed-forward."""
+    return (
+        prediction.input_shapes(config)
+        | norm_shapes(config)
+        | gated_attention_shapes(config)
+        | feed_forward
+    )
+
+
 def rename_linear(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors of linear attention with names that gguf_tables.py knows, and the
     convolution `[channels, 1, width]` as a matrix.
@@ -332,6 +349,7 @@ QWEN3NEXT = Arch(
     required_shapes=required_shapes,
     check=check,
     prepare=prepare,
+    prediction_shapes=prediction_shapes,
     ops=TENSOR_OPS,
     defaults={
         **LINEAR_DEFAULTS,

@@ -136,8 +136,7 @@ def test_released_models_get_the_keys_of_llama_cpp_s_converter(
     hf: str, values: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     arch = ARCHS[hf]
-    notes = arch.check(config(hf, values))
-    assert bool(notes) is ("num_nextn_predict_layers" in values)
+    assert arch.check(config(hf, values)) == []
     keys = {key.name: key.value for key in arch.keys(config(hf, values))}
     assert expected.items() <= keys.items()
     shapes = arch.required_shapes(config(hf, values))
@@ -210,26 +209,19 @@ def test_yarn_factors_that_llama_cpp_computes_equal_transformers() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A four-layer DeepSeek-V3 whose config declares the last layer a token prediction layer."""
+    """A three-layer DeepSeek-V3."""
     pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
-    model_folder = families.build(
-        v3("ahead", num_hidden_layers=4), tmp_path_factory.mktemp("v3") / "model"
-    )
-    tiny_checkpoint.edit(
-        model_folder / "config.json", num_hidden_layers=3, num_nextn_predict_layers=1
-    )
-    return model_folder
+    return families.build(v3("small", num_hidden_layers=3), tmp_path_factory.mktemp("v3") / "model")
 
 
-def test_next_token_prediction_layers_are_left_out_and_reported(
-    folder: Path, tmp_path: Path
-) -> None:
-    source = checkpoint_source.open_checkpoint(folder)
-    assert not [weight.name for weight in source.weights if weight.name.startswith("blk.3.")]
-    assert any("layers from 3 on" in note for note in source.notes)
-    undeclared = tiny_checkpoint.copy(folder, tmp_path / "silent", num_nextn_predict_layers=0)
-    with pytest.raises(UserError, match=r"model\.layers\.3\..*is unknown"):
-        checkpoint_source.open_checkpoint(undeclared)
+def test_layers_beyond_the_config_are_unknown(folder: Path, tmp_path: Path) -> None:
+    """A layer that predicts a further token is recognized by its projection, not by the config."""
+    short = tiny_checkpoint.copy(
+        folder, tmp_path / "short", num_hidden_layers=2, num_nextn_predict_layers=1
+    )
+    for with_prediction in (True, False):
+        with pytest.raises(UserError, match=r"model\.layers\.2\..*is unknown"):
+            checkpoint_source.open_checkpoint(short, with_prediction=with_prediction)
 
 
 def test_kv_b_is_split_into_keys_and_values_per_head(folder: Path) -> None:

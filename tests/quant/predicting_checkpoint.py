@@ -1,0 +1,53 @@
+"""Tiny checkpoints with a layer that predicts a further token (MTP)."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.quant import families, tiny_checkpoint
+
+RANDOM = np.random.default_rng(11)
+
+
+def build(hf: str, folder: Path) -> Path:
+    """Write the first tiny checkpoint of a class of transformers, with a prediction layer, and
+    return `folder`.
+    """
+    case = next(case for case in families.cases() if case.hf == hf)
+    families.build(case, folder)
+    tensors = tiny_checkpoint.read(folder / "model.safetensors")
+    layer = predicting_layer(hf, tensors, families.settings(case)["num_hidden_layers"])
+    tiny_checkpoint.save(folder / "model.safetensors", tensors | layer)
+    return folder
+
+
+def predicting_layer(hf: str, tensors: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Return the tensors of a prediction layer for a model of `count` layers. Its block is a copy
+    of the last one, which has full attention.
+    """
+    hidden = tensors["model.embed_tokens.weight"].shape[1]
+
+    def noise(*shape: int) -> np.ndarray:
+        return RANDOM.normal(0, 0.1, shape).astype(np.float32)
+
+    block = {
+        name.split(f"layers.{count - 1}.")[1]: values
+        for name, values in tensors.items()
+        if name.startswith(f"model.layers.{count - 1}.")
+    }
+    if hf.startswith("Qwen"):
+        return {f"mtp.layers.0.{name}": values for name, values in block.items()} | {
+            "mtp.fc.weight": noise(hidden, 2 * hidden),
+            "mtp.pre_fc_norm_embedding.weight": noise(hidden),
+            "mtp.pre_fc_norm_hidden.weight": noise(hidden),
+            "mtp.norm.weight": noise(hidden),
+        }
+    own = {
+        "eh_proj.weight": noise(hidden, 2 * hidden),
+        "enorm.weight": noise(hidden),
+        "hnorm.weight": noise(hidden),
+        "shared_head.norm.weight": noise(hidden),
+        "shared_head.head.weight": tensors["lm_head.weight"],
+        "embed_tokens.weight": tensors["model.embed_tokens.weight"],
+    }
+    return {f"model.layers.{count}.{name}": values for name, values in (block | own).items()}
