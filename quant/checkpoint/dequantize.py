@@ -77,10 +77,11 @@ def restore_floats(
     result = input_format.restore(
         CheckpointConfig(settings, f"{config.location}: quantization_config"), tensors
     )
-    if all(tensors.get(name) is tensor for name, tensor in result.items()):
-        # No tensor has changed, so all weights are floats and the settings belong to another model.
+    changed = [tensor for name, tensor in result.items() if tensors.get(name) is not tensor]
+    if not changed:
+        # all weights are floats, and the settings belong to another model
         return FloatCheckpoint(result, "", ())
-    if input_format.is_native:
+    if all(tensor.dtype not in FLOAT_DTYPES for tensor in changed):  # ggml's own blocks
         return FloatCheckpoint(result, input_format.name, ())
     parent = model_card.find_parent(folder.path, config.values)
     note = (

@@ -1,7 +1,13 @@
 """The interface of a quantized checkpoint format, and functions that several formats use: to read
 small tensors whole, to unpack codes, and to make tensors whose rows are computed on demand.
+
+A checkpoint may be on a server and contain a hundred thousand matrices. Therefore a format does not
+read tensors of each matrix when the checkpoint is opened: it derives shapes from the headers, reads
+one tensor of each kind (matrix_kind()), and checks the others when their rows are read.
 """
 
+import re
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
-from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.checkpoint.safetensors import DTYPE_BYTES, LazyTensor, Tensors
 from quant.errors import DamagedSourceError, UserError
 
 if TYPE_CHECKING:
@@ -48,37 +54,44 @@ class QuantizedInput:
     - `name`: the value of quant_method in config.json.
     - `title`: the name that users see.
     - `restore(settings, tensors)`: a function that returns the tensors with each quantized one
-      replaced by a float tensor, whose values are computed when its rows are read. `settings` is
-      the quantization part of config.json. Tensors that the function does not recognize stay
-      unchanged, and the converter reports them as unknown.
-    - `is_native`: restore() returns ggml's own blocks instead of floats, so that the conversion
-      adds no rounding error.
+      replaced by a float tensor, whose values are computed when its rows are read, or by a tensor
+      of ggml's own blocks. `settings` is the quantization part of config.json. Tensors that the
+      function does not recognize stay unchanged, and the converter reports them as unknown.
     """
 
     name: str
     title: str
     restore: Callable[[CheckpointConfig, Tensors], Tensors]
-    is_native: bool = False
 
 
-class LastTensorCache:
-    """A cache that contains all values of one tensor, the last one that was read. A transposed
-    matrix needs it, because every few rows of the result are computed from the whole stored tensor.
+class LastTensorsCache:
+    """A cache that contains all values of the last `count` tensors that were read. A transposed
+    matrix needs it, because every few rows of the result are computed from the whole stored tensor,
+    and so do scales that all rows share.
     """
 
-    def __init__(self) -> None:
-        self._lock, self._name = Lock(), ""
-        self._values: NDArray[Any] | None = None
+    def __init__(self, count: int = 1) -> None:
+        self._lock, self._count = Lock(), count
+        self._values: OrderedDict[str, NDArray[Any]] = OrderedDict()
 
     def read(self, tensor: LazyTensor) -> "NDArray[Any]":
         """Return all values of `tensor`, from the cache if they are there. Otherwise they are read
-        and replace the cached tensor.
+        and replace the tensor that was read first.
         """
         with self._lock:
-            if self._values is None or self._name != tensor.name:
-                self._values = None  # freed first, so that memory never holds two tensors
-                self._name, self._values = tensor.name, read_all(tensor)
-            return self._values
+            if tensor.name not in self._values:
+                # freed first, so that memory never holds more than `count` tensors
+                while len(self._values) >= self._count:
+                    self._values.popitem(last=False)
+                self._values[tensor.name] = read_all(tensor)
+            return self._values[tensor.name]
+
+
+def matrix_kind(name: str, *stored: LazyTensor) -> tuple[Any, ...]:
+    """Return a key that is equal for matrices of the same role in all layers and experts, if their
+    stored tensors `stored` have the same shapes and dtypes. Such matrices have the same shape.
+    """
+    return (re.sub(r"\d+", "#", name), *((tensor.shape, tensor.dtype) for tensor in stored))
 
 
 def unpack_words(words: "NDArray[Any]", bits: int) -> "U8":
@@ -120,6 +133,15 @@ def read_all(tensor: LazyTensor) -> "NDArray[Any]":
     return decode_values(tensor.read(0, tensor_views.row_count(tensor)), tensor.dtype).reshape(
         tensor.shape
     )
+
+
+def read_span(tensor: LazyTensor, first: int, last: int) -> "U8":
+    """Return the bytes first .. last of a tensor's data, uint8 `[last - first]`."""
+    width = tensor.shape[-1] * DTYPE_BYTES[tensor.dtype]
+    start = first // width
+    return tensor.read(start, -(-last // width)).reshape(-1)[first - start * width :][
+        : last - first
+    ]
 
 
 def decode_values(data: "U8", dtype: str) -> "NDArray[Any]":

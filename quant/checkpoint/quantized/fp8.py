@@ -25,6 +25,7 @@ SCALE_ENDINGS = {"_scale_inv": "", "_scale": "", ".qscale_weight": ".weight"}
 ACTIVATION_ENDINGS = (
     ".input_scale",
     ".input_scale_ub",
+    ".input_global_scale",
     ".activation_scale",
     "_activation_scale",
     ".qscale_act",
@@ -40,12 +41,8 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every 8-bit weight multiplied by its scale.
 
     A weight without a scale stays unchanged, and the converter then reports that its dtype is not
-    supported. Raises UserError for settings that are not supported.
+    supported. Raises UserError for scales that do not fit.
     """
-    if settings.values.get("quant_algo") not in (None, "FP8"):
-        raise make_input_error(
-            settings, f"{settings.values['quant_algo']} is not supported; FP8 is"
-        )
     block = settings.values.get("weight_block_size")
     result = {
         name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATION_ENDINGS)
@@ -142,5 +139,4 @@ def _block(
 INPUTS = (
     QuantizedInput("fp8", "FP8", restore),
     QuantizedInput("fbgemm_fp8", "FP8", restore),
-    QuantizedInput("modelopt", "FP8", restore),
 )

@@ -1,10 +1,13 @@
 """Converts a checkpoint's MXFP4 weights, each stored as a tensor of codes and a tensor of scales,
 to ggml's MXFP4 blocks.
 
-The layout of the checkpoint is that of gpt-oss: 32 values share a scale, which is a power of two,
-and one byte contains the codes of two neighboring values. A ggml block begins with the scale byte,
-and each of the following 16 bytes contains the codes of values i and i + 16. Only bits are moved;
-no value changes.
+32 values share a scale, which is a power of two, and one byte contains the codes of two neighboring
+values, the first in its low half. A ggml block begins with the scale byte, and each of the
+following 16 bytes contains the codes of values i and i + 16. Only bits are moved; no value changes.
+
+The pairs of tensors have other names in each tool: NAME_blocks and NAME_scales in checkpoints with
+quant_method mxfp4 (gpt-oss; other models can have such pairs, too), NAME_packed and NAME_scale of
+compressed-tensors, NAME and NAME_scale of ModelOpt and Quark.
 """
 
 from typing import TYPE_CHECKING
@@ -42,6 +45,18 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     return result
 
 
+def is_pair(codes: LazyTensor, scales: LazyTensor) -> bool:
+    """Return whether two tensors are codes `[..., rows, 16 * b]` and their scales `[..., rows,
+    b]`.
+    """
+    return (
+        codes.dtype == "U8"
+        and scales.dtype in ("U8", "F8_E8M0")
+        and len(scales.shape) > 1
+        and codes.shape == (*scales.shape[:-1], scales.shape[-1] * CODE_BYTES)
+    )
+
+
 def _shapes_match(codes: LazyTensor, scales: LazyTensor) -> bool:
     return (
         codes.dtype == scales.dtype == "U8"
@@ -51,12 +66,13 @@ def _shapes_match(codes: LazyTensor, scales: LazyTensor) -> bool:
 
 
 def make_mxfp4_tensor(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """Return one MXFP4 tensor of shape [..., rows, 32 * b], made from codes `[..., rows, b, 16]`
-    and scales `[..., rows, b]`, both U8.
+    """Return one MXFP4 tensor of shape [..., rows, 32 * b], made from codes `[..., rows, b, 16]` or
+    `[..., rows, 16 * b]` and scales `[..., rows, b]`.
 
     Reading its rows raises UserError if a scale makes NaN or infinite values.
     """
     count = scales.shape[-1]
+    spans = count if codes.shape[-1] == CODE_BYTES and codes.shape[:-1] == scales.shape else 1
 
     def read(first: int, last: int) -> "U8":
         scale_bytes = scales.read(first, last)
@@ -65,15 +81,15 @@ def make_mxfp4_tensor(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyT
                 f"tensor {scales.name} contains NaN or infinite values",
                 hint="it is damaged: fetch it again",
             )
-        return pack_ggml_rows(codes.read(first * count, last * count), scale_bytes)
+        return pack_ggml_rows(codes.read(first * spans, last * spans), scale_bytes)
 
     shape = (*scales.shape[:-1], count * BLOCK_VALUES)
     return LazyTensor(name, shape, "MXFP4", codes.file, read)
 
 
 def pack_ggml_rows(codes: "U8", scales: "U8") -> "U8":
-    """Return rows of ggml blocks `[rows, 17 * b]`, made from codes `[rows * b, 16]` and scales
-    `[rows, b]`, all U8.
+    """Return rows of ggml blocks `[rows, 17 * b]`, made from their codes, 16 bytes for each
+    block, and scales `[rows, b]`, all U8.
 
     Byte i of the codes contains value 2i in its low half and value 2i + 1 in its high half. In a
     ggml block, byte i after the scale contains values i and i + 16 (`block_mxfp4`, ggml-common.h).
@@ -83,8 +99,8 @@ def pack_ggml_rows(codes: "U8", scales: "U8") -> "U8":
 
     low, high, half = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(4)
     # values 0 to 15 and values 16 to 31 of every block, as 8-byte words
-    first, second = np.ascontiguousarray(codes).view("<u8").T
-    out = np.empty((len(codes), 1 + CODE_BYTES), np.uint8)
+    first, second = np.ascontiguousarray(codes).reshape(-1, CODE_BYTES).view("<u8").T
+    out = np.empty((len(first), 1 + CODE_BYTES), np.uint8)
     out[:, 0] = scales.reshape(-1)
     half_bytes = CODE_BYTES // 2
     out[:, 1::2] = ((first & low) | (second & low) << half).view(np.uint8).reshape(-1, half_bytes)
@@ -92,4 +108,4 @@ def pack_ggml_rows(codes: "U8", scales: "U8") -> "U8":
     return out.reshape(len(scales), -1)
 
 
-INPUTS = (QuantizedInput("mxfp4", "MXFP4", restore, is_native=True),)
+INPUTS = (QuantizedInput("mxfp4", "MXFP4", restore),)

@@ -236,9 +236,9 @@ FOUR_BITS = settings("pack-quantized", num_bits=4, group_size=43)
     ("config", "stored", "message"),
     [
         (
-            settings("nvfp4-pack-quantized"),
+            settings("mxfp6-pack-quantized"),
             stored_with_changes(),
-            "format nvfp4-pack-quantized is not supported",
+            "format mxfp6-pack-quantized is not supported",
         ),
         (settings("marlin-24"), stored_with_changes(), "format marlin-24"),
         (FOUR_BITS | {"format": ["x"]}, stored_with_changes(), r"format \['x'\]"),

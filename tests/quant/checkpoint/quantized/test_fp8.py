@@ -169,7 +169,7 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
         ),
         (BLOCKS, {"weight_scale": torch.ones(1)}, "up_proj.weight_scale is unknown"),
         (BLOCKS, {"weight_zero": torch.ones(1)}, "up_proj.weight_zero is unknown"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {}, "NVFP4 is not supported"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, {}, "W4A16_AWQ is not supported"),
         ({}, {}, "up_proj.weight_scale_inv is unknown; .*up_proj.weight is stored as F8_E4M3"),
     ],
 )
@@ -276,7 +276,7 @@ def test_modelopt_settings_file_is_read(stories: Path, tmp_path: Path) -> None:
     (folder / "hf_quant_config.json").write_text(
         json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}})
     )
-    with pytest.raises(UserError, match="W4A8_AWQ is not supported; FP8 is"):
+    with pytest.raises(UserError, match="W4A8_AWQ is not supported; FP8, NVFP4 and MXFP4 are"):
         checkpoint_source.open_checkpoint(folder)
 
 
