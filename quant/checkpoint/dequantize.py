@@ -20,17 +20,12 @@ from quant.errors import UserError
 
 TITLES = {
     "aqlm": "AQLM",
-    "auto-round": "AutoRound",
-    "awq": "AWQ",
     "bitnet": "BitNet",
-    "bitsandbytes": "bitsandbytes",
     "eetq": "EETQ",
     "fp_quant": "FP-Quant",
     "higgs": "HIGGS",
     "hqq": "HQQ",
-    "mxfp4": "MXFP4",
     "quanto": "Quanto",
-    "quark": "Quark",
     "quip": "QuIP#",
     "spqr": "SpQR",
     "torchao": "torchao",

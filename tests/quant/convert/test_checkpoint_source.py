@@ -376,7 +376,7 @@ def test_hint_says_whether_to_fetch_or_to_save_again(
         ({"num_hidden_layers": "5"}, "num_hidden_layers is '5'"),
         ({"num_hidden_layers": 10**9}, "llama.cpp allows 512"),
         ({"hidden_size": None}, "has no hidden_size"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"is quantized \(AWQ\)"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, r"is quantized \(AQLM\)"),
         ({"vocab_size": 2**31 - 1}, "a vocabulary of 2,147,483,647 rows"),
         ({"vocab_size": 100}, "is outside of the vocab_size 100"),
         ({"vocab_size": 600}, r"embed_tokens.weight is \[512, 64\], not \[600, 64\]"),

@@ -10,6 +10,7 @@ import pytest
 from quant.convert import checkpoint_source
 from quant.errors import UserError
 from tests.quant import tiny_checkpoint
+from tests.quant.checkpoint.quantized.stored import pack_bit_stream
 from tests.quant.quantized_checkpoint import restored_tensors, write
 
 torch = pytest.importorskip(
@@ -125,18 +126,6 @@ def test_packed_codes_are_restored_as_floats(
     restored = restored_tensors(write_checkpoint(stories, tmp_path / "packed", config, stored))
     assert np.array_equal(restored[NAME], values)
     assert not any(name.startswith(NAME) and name != NAME for name in restored)
-
-
-def pack_bit_stream(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Pack codes [n, m] into int32 words [n, ceil(m * bits / 32)] without unused bits.
-
-    A code may cross the boundary of two words.
-    """
-    words = np.zeros((codes.shape[0], -(-codes.shape[1] * bits // 32)), np.int32)
-    for i, row in enumerate(codes):
-        bit_string = sum(int(code) << (bits * j) for j, code in enumerate(row))
-        words[i] = np.frombuffer(bit_string.to_bytes(words.shape[1] * 4, "little"), np.int32)
-    return words
 
 
 @pytest.mark.parametrize("bits", [3, 5, 6, 7])

@@ -214,12 +214,9 @@ def test_source_method_is_in_the_notes_and_the_metadata(stories: Path, tmp_path:
 @pytest.mark.parametrize(
     ("method", "title"),
     [
-        ("awq", "AWQ"),
-        ("bitsandbytes", "bitsandbytes"),
         ("hqq", "HQQ"),
         ("eetq", "EETQ"),
         ("aqlm", "AQLM"),
-        ("auto-round", "AutoRound"),
         ("something-new", "something-new"),
         (7, "unknown"),
     ],

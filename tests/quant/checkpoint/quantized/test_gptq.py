@@ -285,7 +285,7 @@ def test_settings_are_read_from_quantize_config_json(stories: Path, tmp_path: Pa
         np.array_equal(restored_tensors(path)[name], values) for name, values in expected.items()
     )
     (path / "quantize_config.json").rename(path / "quant_config.json")
-    with pytest.raises(UserError, match=r"is quantized \(AWQ\)"):
+    with pytest.raises(UserError, match="not 4-bit codes"):  # this file is AWQ's
         checkpoint_source.open_checkpoint(path)
 
 

@@ -1,0 +1,188 @@
+"""NVFP4 and MXFP4 weights of ModelOpt, compressed-tensors, AutoRound and Quark have known values."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quant.checkpoint.quantized.base import float8_values
+from quant.errors import DamagedSourceError, UserError
+from tests.quant.checkpoint.quantized.stored import Stored, floats, restore
+
+LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}
+QUARK = {
+    "quant_method": "quark",
+    "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}},
+}
+
+
+def random_codes(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return random codes, two in a byte, and their values as float32 in the given shape."""
+    random = np.random.default_rng(len(shape))
+    codes = random.integers(0, 16, shape)
+    values = np.zeros(shape, np.float32)
+    for index in np.ndindex(*shape):
+        values[index] = LEVELS[codes[index] % 8] * (-1 if codes[index] >= 8 else 1)
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8), values
+
+
+def random_nvfp4(
+    *shape: int, divide: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return codes, scales, the tensor's scale and the values of a random weight. The scale of the
+    tensor divides the other scales, or multiplies them.
+    """
+    codes, values = random_codes(*shape)
+    random = np.random.default_rng(1)
+    scales = random.integers(1, 127, (*shape[:-1], shape[-1] // 16)).astype(np.uint8)
+    tensor_scale = np.float32(1234.5 if divide else 0.000321)
+    for index in np.ndindex(*shape):
+        scale = float8_values("F8_E4M3")[scales[(*index[:-1], index[-1] // 16)]]
+        scale = scale / tensor_scale if divide else scale * tensor_scale
+        values[index] = values[index] * scale
+    return codes, scales, np.array(tensor_scale), values
+
+
+@pytest.mark.parametrize("shape", [(24, 96), (3, 8, 64)])
+def test_nvfp4_of_modelopt_is_widened(shape: tuple[int, ...]) -> None:
+    codes, scales, tensor_scale, values = random_nvfp4(*shape, divide=False)
+    stored = Stored(
+        {
+            "a.weight": codes,
+            "a.weight_scale": ("F8_E4M3", scales),
+            "a.weight_scale_2": tensor_scale,
+            "a.input_scale": np.float32(1),
+            "a.k_scale": np.float32(1),
+            "b.weight": np.ones((2, 2), np.float32),
+        }
+    )
+    result = restore(MODELOPT, stored)
+    assert list(result) == ["a.weight", "b.weight"] and not stored.reads
+    assert np.array_equal(floats(result["a.weight"], 5), values)
+
+
+def test_a_scale_of_each_expert_is_applied_to_its_matrix() -> None:
+    codes, scales, tensor_scale, values = random_nvfp4(3, 8, 64, divide=False)
+    factors = np.array([1, 2, 4], np.float32)
+    stored = Stored(
+        {
+            "a.weight": codes,
+            "a.weight_scale": ("F8_E4M3", scales),
+            "a.weight_scale_2": tensor_scale * factors,
+        }
+    )
+    result = floats(restore(MODELOPT, stored)["a.weight"], 5)
+    assert np.array_equal(result, values * factors[:, None, None])
+
+
+def test_formats_may_be_mixed_in_one_checkpoint_of_modelopt() -> None:
+    codes, scales, tensor_scale, values = random_nvfp4(24, 96, divide=False)
+    mx_codes, mx_values = random_codes(4, 64)
+    stored = Stored(
+        {
+            "a.weight": codes,
+            "a.weight_scale": ("F8_E4M3", scales),
+            "a.weight_scale_2": tensor_scale,
+            "b.weight": ("F8_E4M3", np.full((4, 8), 0x40, np.uint8)),
+            "b.weight_scale": np.array(0.5, np.float32),
+            "c.weight": mx_codes,
+            "c.weight_scale": np.full((4, 2), 128, np.uint8),
+        }
+    )
+    result = restore(MODELOPT | {"quant_algo": "MIXED_PRECISION"}, stored)
+    assert np.array_equal(floats(result["a.weight"]), values)
+    assert (floats(result["b.weight"]) == 1).all()
+    assert result["c.weight"].dtype == "MXFP4"
+    assert np.array_equal(floats(result["c.weight"]), mx_values * 2)
+
+
+@pytest.mark.parametrize("settings", [COMPRESSED, AUTO_ROUND])
+def test_nvfp4_of_compressed_tensors_is_widened(settings: dict[str, Any]) -> None:
+    codes, scales, tensor_scale, values = random_nvfp4(24, 96, divide=True)
+    stored = Stored(
+        {
+            "a.weight_packed": codes,
+            "a.weight_scale": ("F8_E4M3", scales),
+            "a.weight_global_scale": tensor_scale,
+            "a.input_global_scale": np.float32(1),
+            "b.weight": np.ones((2, 2), np.float32),
+        }
+    )
+    result = restore(settings, stored)
+    assert sorted(result) == ["a.weight", "b.weight"] and not stored.reads
+    assert np.array_equal(floats(result["a.weight"], 5), values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "codes_name"),
+    [
+        (MODELOPT | {"quant_algo": "MXFP4"}, "a.weight"),
+        (COMPRESSED | {"format": "mxfp4-pack-quantized"}, "a.weight_packed"),
+        (AUTO_ROUND, "a.weight_packed"),
+        (QUARK, "a.weight"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["U8", "F8_E8M0"])
+def test_mxfp4_becomes_blocks_of_ggml(
+    settings: dict[str, Any], codes_name: str, dtype: str
+) -> None:
+    codes, values = random_codes(24, 96)
+    exponents = np.random.default_rng(2).integers(0, 253, (24, 3)).astype(np.uint8)
+    stored = Stored({codes_name: codes, "a.weight_scale": (dtype, exponents)})
+    result = restore(settings, stored)
+    assert list(result) == ["a.weight"] and not stored.reads
+    assert (result["a.weight"].dtype, result["a.weight"].shape) == ("MXFP4", (24, 96))
+    expected = np.ldexp(values, np.repeat(exponents.astype(int) - 127, 32, axis=1))
+    assert np.array_equal(floats(result["a.weight"], 5), expected)
+
+
+def test_mxfp4_stacks_of_any_model_become_blocks_of_ggml() -> None:
+    codes, values = random_codes(2, 6, 64)
+    stored = Stored(
+        {
+            "experts.down_proj_blocks": codes.reshape(2, 6, 2, 16),
+            "experts.down_proj_scales": np.full((2, 6, 2), 127, np.uint8),
+        }
+    )
+    result = restore({"quant_method": "mxfp4"}, stored)
+    assert np.array_equal(floats(result["experts.down_proj"], 5), values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (MODELOPT | {"quant_algo": "W4A16_AWQ"}, "W4A16_AWQ is not supported; FP8, NVFP4"),
+        (COMPRESSED | {"format": "mxfp6-pack-quantized"}, "mxfp6-pack-quantized is not supported"),
+        (
+            QUARK | {"layer_quant_config": {"lm_head": {"weight": [{"dtype": "int4"}]}}},
+            "Quark with int4 is not supported; fp4, fp8_e4m3, fp8_e5m2 are",
+        ),
+    ],
+)
+def test_unsupported_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        restore(settings, Stored({}))
+
+
+def test_a_scale_that_does_not_fit_is_refused() -> None:
+    codes, scales, _, _ = random_nvfp4(24, 96, divide=False)
+    arrays = {"a.weight": codes, "a.weight_scale": ("F8_E4M3", scales)}
+    with pytest.raises(UserError, match=r"a.weight_scale_2 is F32 \[3\], not a scale of a.weight"):
+        restore(MODELOPT, Stored(arrays | {"a.weight_scale_2": np.ones(3, np.float32)}))
+    # codes without scales of their size stay, and the converter reports them
+    for wrong in (scales[:, :5], scales[:12]):
+        stored = Stored(arrays | {"a.weight_scale": ("F8_E4M3", wrong)})
+        assert restore(MODELOPT, stored) == stored.tensors
+
+
+def test_values_that_are_not_finite_are_refused_by_tensor_name() -> None:
+    codes, scales, tensor_scale, _ = random_nvfp4(24, 96, divide=False)
+    scales[3, 1] = 127
+    arrays = {"a.weight": codes, "a.weight_scale": ("F8_E4M3", scales)}
+    result = restore(MODELOPT, Stored(arrays | {"a.weight_scale_2": tensor_scale}))
+    with pytest.raises(DamagedSourceError, match=r"a\.weight contains NaN"):
+        floats(result["a.weight"])
