@@ -31,6 +31,9 @@ class Config:
     # Whether model files are used without rehearsing their load in a child process (--trust).
     trust_files: bool = False
     moves_cursor: bool = True  # whether a terminal understands escape sequences
+    # Folder of llama.cpp's sources whose converter is used (LLMCLI_CONVERTER); None: the released
+    # version that llmcli downloads.
+    converter: Path | None = None
 
     @property
     def user_catalog(self) -> Path:
@@ -73,6 +76,9 @@ def load_config(environ: Mapping[str, str] | None = None) -> Config:
         hub_token=_read_hub_token(env, hub),
         trust_files=_is_true(env, "LLMCLI_TRUST"),
         moves_cursor=has_cursor_control(env),
+        converter=Path(env["LLMCLI_CONVERTER"]).expanduser().absolute()
+        if env.get("LLMCLI_CONVERTER")
+        else None,
     )
 
 

@@ -129,6 +129,7 @@ DOORS = {
     "starlette": ("llmcli/serve/http/", "llmcli/serve/processes/"),
     "subprocess": (
         "llmcli/catalog/sources/wheel.py",
+        "llmcli/catalog/pip_download.py",
         "llmcli/bench/load/local_server.py",
         "llmcli/chat/clipboard.py",
         "llmcli/hardware/",

