@@ -31,6 +31,14 @@ class PickleNotAllowedError(UserError):
     """
 
 
+class UnknownClassError(UserError):
+    """An error raised when quant/convert has no family for a checkpoint's class, `class_name`."""
+
+    def __init__(self, message: str, hint: str, class_name: str) -> None:
+        super().__init__(message, hint)
+        self.class_name = class_name
+
+
 def list_first(items: Sequence[str], limit: int) -> str:
     """Return the first `limit` items joined with semicolons, for an error message. If there are
     more items, the text ends with the number of omitted items ("; and 3 more").

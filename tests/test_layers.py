@@ -107,7 +107,7 @@ QUANT_USERS = ("llmcli/commands/", "llmcli/workflows/", "llmcli/model_loader/")
 DOORS = {
     "aiohttp": ("llmcli/http_client/",),
     "ctypes": ("quant/native/", "llmcli/runtime/binding/"),
-    "gguf": ("quant/",),
+    "gguf": ("quant/", "llmcli/model_loader/llama_converter/child.py"),
     "google": ("llmcli/serve/grpc/",),
     "grpc": ("llmcli/serve/grpc/",),
     "huggingface_hub": ("llmcli/catalog/sources/hub.py", "llmcli/catalog/hub/"),
@@ -137,7 +137,12 @@ DOORS = {
     "threadpoolctl": ("quant/native/blas_threads.py",),
     "tokenizers": ("quant/tokenizer/verify/",),
     "tomlkit": ("llmcli/catalog/aliases.py",),
-    "torch": ("quant/native/array_backends.py", "quant/checkpoint/pickles.py"),
+    "torch": (
+        "quant/native/array_backends.py",
+        "quant/checkpoint/pickles.py",
+        "llmcli/model_loader/llama_converter/child.py",
+    ),
+    "transformers": ("llmcli/model_loader/llama_converter/child.py",),
     "typer": ("llmcli/commands/",),
     "uvicorn": ("llmcli/serve/server.py", "llmcli/serve/http/"),
     "websockets": ("llmcli/serve/http/", "llmcli/serve/processes/"),

@@ -3,7 +3,7 @@ functions of `llmcli quantize`.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,13 +14,6 @@ from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.model_loader.pickle_hint import pickle_hint
 from llmcli.text_input import expand_path
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from llmcli.model_loader.quantize_file import SourceSettings
-    from quant.source.blob import Blob
-    from quant.source.source import Source
 
 
 def register(app: typer.Typer) -> None:
@@ -52,37 +45,39 @@ def convert(
     from llmcli.commands.quantize.report import print_result
     from llmcli.model_loader import plan_notes, quantize_file
     from llmcli.workflows.quantization.quantize import QuantizeResult
+    from quant.quantize.output_files import require_writable_file
     from quant.quantize.plan import plan_quantization
+    from quant.quantize.write import is_finished
 
     config, ui = start_command(json, offline, reading.allow_pickle)
-    model = quantize_file.find_model(source, config, ui, reading.keep_source)
+    model = quantize_file.find_convertible(source, reading, config, ui)
     folder, blobs = (model.path, model.blobs) if model else (expand_path(source).absolute(), None)
-    checkpoint = _open_checkpoint(folder, reading, blobs)
-    plan = plan_quantization(checkpoint, checkpoint.dtype if outtype == "auto" else outtype)
-    if outtype == "auto":
-        ui.note(f"the file's matrices are {plan.file_type.name}, as in the checkpoint")
-    plan_notes.print_plan_notes(plan, ui)
-    with quantize_file.output_path(
-        plan, model, writing.out, config, ui, is_custom=False, dry_run=writing.dry_run
-    ) as target:
-        report = (
-            None
-            if writing.dry_run
-            else quantize_file.write_with_progress(
-                plan, target, ui, threads=writing.threads, force=writing.force
-            )
-        )
-    print_result(QuantizeResult(plan, target, report), ui)
+    _require_folder(folder)
+    with quantize_file.open_by_converter(folder, reading, config, ui, blobs) as opened:
+        dtype = opened.source.dtype
+        plan = plan_quantization(opened.source, dtype if outtype == "auto" else outtype)
+        if outtype == "auto":
+            ui.note(f"the file's matrices are {plan.file_type.name}, as in the checkpoint")
+        plan_notes.print_plan_notes(plan, ui)
+        with quantize_file.output_path(
+            plan, model, writing.out, config, ui, is_custom=False, dry_run=writing.dry_run
+        ) as target:
+            report = None
+            if not writing.dry_run:
+                require_writable_file(plan.source, target, force=writing.force)
+                if writing.force or not is_finished(plan, target):
+                    opened.write_weights()
+                report = quantize_file.write_with_progress(
+                    plan, target, ui, threads=writing.threads, force=writing.force
+                )
+    print_result(QuantizeResult(plan, target, report, converter=opened.converter), ui)
 
 
-def _open_checkpoint(
-    path: Path, reading: "SourceSettings", blobs: "Mapping[str, Blob] | None"
-) -> "Source":
-    """Open the checkpoint folder. Raises UserError for a file; its hint is a quantize command that
+def _require_folder(path: Path) -> None:
+    """Raise UserError unless `path` is a folder. Its hint for a file is a quantize command that
     accepts the file.
     """
     from llmcli.errors import UserError
-    from llmcli.model_loader import quantize_file
 
     if path.is_file():
         raise UserError(
@@ -94,4 +89,3 @@ def _open_checkpoint(
             f"there is no folder {path}",
             hint="name a checkpoint folder, or a hub model as org/repo",
         )
-    return quantize_file.open_source(path, reading, blobs)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from llmcli.text_input import expand_path
 from llmcli.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
@@ -35,6 +35,9 @@ class SourceSettings:
     keep_source: bool = False
     # Whether to go on if llama.cpp would encode text differently, for an unknown reason.
     accept_tokenizer_differences: bool = False
+    # Who converts a checkpoint; auto: llmcli itself where it has the model's family.
+    converter: Literal["auto", "native", "llama.cpp"] = "auto"
+    mmproj: bool = False  # whether to convert the vision or audio part to a file of its own
 
     @property
     def flags(self) -> "Mapping[str, object]":
@@ -45,6 +48,8 @@ class SourceSettings:
             "--allow-pickle": self.allow_pickle,
             "--no-mtp": self.no_mtp,
             "--accept-tokenizer-differences": self.accept_tokenizer_differences,
+            "--converter": self.converter != "auto",
+            "--mmproj": self.mmproj,
         }
 
 
@@ -154,6 +159,78 @@ def find_model(
     if model is None and not keep_source:
         model = remote_checkpoint.open_remote_checkpoint(text, config, ui)
     return model or fetch.fetch_model(text, config, ui)
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """A source that can be planned. `write_weights` must be called before its weights are read:
+    llama.cpp's converter, where it is used, converts them only then. `converter`: who converts a
+    checkpoint, "native" or "llama.cpp"; "" for a GGUF.
+    """
+
+    source: "Source"
+    converter: str = ""
+    write_weights: "Callable[[], None]" = lambda: None
+
+
+@contextmanager
+def open_by_converter(
+    path: Path,
+    reading: SourceSettings,
+    config: "Config",
+    ui: "UI",
+    blobs: "Mapping[str, Blob] | None" = None,
+) -> Iterator[OpenedSource]:
+    """Open a GGUF file or a checkpoint folder as a Source, as `open_source` does. If llmcli has no
+    family for the checkpoint, or if the user has chosen it, llama.cpp's converter converts it; what
+    that writes is deleted when the with block ends. Raises UserError.
+    """
+    from llmcli.errors import UsageError
+    from llmcli.model_loader.llama_converter import road
+
+    if reason := road.reason_for_llama_cpp(path, reading.converter):
+        from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
+
+        if reading.tokenizer is not None:
+            raise UsageError(
+                "--tokenizer does not apply to llama.cpp's converter, which reads the files in the "
+                "checkpoint's folder",
+                hint=f"put the tokenizer's files into {path}",
+            )
+        with convert_checkpoint(
+            path,
+            reason,
+            config,
+            ui,
+            pre=reading.pre,
+            allow_pickle=reading.allow_pickle,
+            no_mtp=reading.no_mtp,
+            accept_tokenizer_differences=reading.accept_tokenizer_differences,
+        ) as checkpoint:
+            yield OpenedSource(checkpoint.source, road.LLAMA_CPP, checkpoint.write_weights)
+        return
+    source = open_source(path, reading, blobs)
+    yield OpenedSource(source, "native" if path.is_dir() else "")
+
+
+def find_convertible(
+    text: str, reading: SourceSettings, config: "Config", ui: "UI", keep_source: bool = False
+) -> "FetchedModel | None":
+    """Return the model that `text` names, as `find_model` does. A checkpoint on the hub is
+    downloaded whole if llama.cpp's converter is used, because that reads files. Raises UserError.
+    """
+    from llmcli.model_loader.llama_converter import road
+
+    keep_source = keep_source or reading.keep_source or reading.converter == road.LLAMA_CPP
+    model = find_model(text, config, ui, keep_source or reading.mmproj)
+    if model is None or not model.blobs:
+        return model
+    if reason := road.reason_for_llama_cpp(model.path, reading.converter):
+        ui.note(
+            f"{model.name} is downloaded whole, because llama.cpp's converter reads files: {reason}"
+        )
+        return find_model(text, config, ui, keep_source=True)
+    return model
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata, gguf_tables
 from quant.convert.archs import ARCHS, prediction
 from quant.convert.archs.base import Arch, ArchKey
-from quant.errors import UserError, list_first
+from quant.errors import UnknownClassError, UserError, list_first
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
 from quant.gguf.layout import encode_entry
 from quant.model_file.model_header import tensor_role
@@ -302,9 +302,10 @@ def _arch(path: Path, config: CheckpointConfig) -> Arch:
     if name not in ARCHS:
         nearest = difflib.get_close_matches(name, ARCHS, n=1)
         like = f"; the nearest is {nearest[0]}" if nearest else ""
-        raise UserError(
+        raise UnknownClassError(
             f"{path} is a {name}; supported are {', '.join(sorted(ARCHS))}{like}",
-            hint="pull a GGUF of this model instead",
+            "pull a GGUF of this model instead",
+            name,
         )
     return ARCHS[name]
 

@@ -43,6 +43,18 @@ SourceOptions = Annotated[
             help="Go on if llama.cpp encodes some text differently, and record the text in the "
             "file.",
         ),
+        converter=typer.Option(
+            "--converter",
+            help="Who converts a checkpoint: llmcli itself (native), or llama.cpp's own converter, "
+            "which needs llmcli\\[convert], time, and disk space for a copy; auto: llmcli itself "
+            "where it has the model's family.",
+        ),
+        mmproj=typer.Option(
+            "--mmproj",
+            help="Also convert the vision or audio part, with llama.cpp's converter, to a file "
+            "mmproj-NAME.gguf beside OUT, for llama-mtmd-cli. llmcli itself runs only the language "
+            "part.",
+        ),
     ),
 ]
 OutputOptions = Annotated[

@@ -63,6 +63,7 @@ def build_document(result: "QuantizeResult") -> dict[str, Any]:
             }
             for row in result.type_summaries
         },
+        "converter": result.converter or None,
         "dry_run": report is None,
         "present": report is not None and report.already_finished,
         "resumed_tensors": report.resumed if report else 0,

@@ -20,7 +20,7 @@ from llmcli.model_loader.rehearsal.verdicts import COMPUTING, FORMATTING, LOADIN
 class ChildRequest:
     """What the process has to do. `computes`: whether to load the weights and compute tokens.
     `latent`: whether the model has latent attention. `template`: the chat template of the file, or
-    "".
+    "". `requires_numbers`: whether infinite and undefined results are refused.
     """
 
     path: str
@@ -30,6 +30,7 @@ class ChildRequest:
     data_bytes: int
     cpu_seconds: int
     template: str = ""
+    requires_numbers: bool = False
 
 
 def main() -> NoReturn:
@@ -60,7 +61,12 @@ def _rehearse(request: ChildRequest) -> None:
     bos, eos = rehearsal.rehearse_layout(path, request.threads, latent=request.latent)
     if request.computes:
         _print(COMPUTING)
-        rehearsal.rehearse_pass(path, request.threads, latent=request.latent)
+        rehearsal.rehearse_pass(
+            path,
+            request.threads,
+            latent=request.latent,
+            requires_numbers=request.requires_numbers,
+        )
     if request.template:
         _print(FORMATTING)
         _format_probes(request.template, bos, eos)

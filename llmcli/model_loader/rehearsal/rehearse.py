@@ -122,6 +122,29 @@ def rehearse_file(path: Path, config: "Config", ui: "UI", *, computes: bool = Tr
         rehearse_model(read_header.read_header(path), config, ui, computes=computes)
 
 
+def rehearse_conversion(path: Path, name: str, ui: "UI") -> None:
+    """Raise UserError if llama.cpp does not survive or refuses a file that was converted just now,
+    or if it computes NaN or infinite numbers with it. `name`: the model's name, for a note. No
+    verdict is saved.
+    """
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
+    computes = _fits(header)
+    if not computes:
+        ui.warn(
+            f"{name} does not fit into the free memory: whether llama.cpp computes numbers with it "
+            "was not checked"
+        )
+    start_time = time.monotonic()
+    fault, _ = _run_child(header, computes, requires_numbers=True)
+    _require_no_fault(fault, path, uses_template=False)
+    ui.note(
+        f"llama.cpp has loaded {name}"
+        + " and computed finite numbers with it" * computes
+        + f" ({time.monotonic() - start_time:.1f} s)"
+    )
+
+
 def _fits(header: "ModelHeader") -> bool:
     """Return whether the weights fit into the free memory. Reading larger weights would push one
     another out of it, so the run would read all of them from the disk again.
@@ -137,26 +160,10 @@ def _rehearse(header: "ModelHeader", computes: bool, store: VerdictStore, ui: "U
     name, weight_bytes = header.path.name, header.tensor_bytes if computes else 0
     if weight_bytes > LARGE_BYTES:
         ui.note(f"{name} is new here: llama.cpp first loads it in a separate process")
-    limits = _limits(weight_bytes)
     start_time = time.monotonic()
-    request = ChildRequest(
-        str(header.path.absolute()),
-        computes,
-        min(host.core_count(), MAX_THREADS),
-        header.has_latent_attention,
-        limits.data_bytes,
-        limits.cpu_seconds,
-        header.chat_template,
-    )
-    outcome = run_limited(
-        [sys.executable, "-P", "-c", CHILD_PROGRAM, str(Path(llmcli.__path__[0]).parent)],
-        json.dumps(asdict(request)).encode(),
-        limits,
-        build_child_environ(**HIDDEN_DEVICES),
-    )
-    fault = _find_fault(outcome, limits)
+    fault, is_certain = _run_child(header, computes)
     verdict = Verdict(computes, fault)
-    if not _depends_on_machine(fault, outcome, limits):
+    if is_certain:
         try:
             store.save(verdict)
         except UserError as error:
@@ -167,6 +174,33 @@ def _rehearse(header: "ModelHeader", computes: bool, store: VerdictStore, ui: "U
             f"({time.monotonic() - start_time:.1f} s, only once; --trust skips it)"
         )
     return verdict
+
+
+def _run_child(
+    header: "ModelHeader", computes: bool, *, requires_numbers: bool = False
+) -> tuple[Fault | None, bool]:
+    """Load the file in a child process. Return what went wrong, None for nothing, and whether that
+    does not depend on the state of the machine. Raises UserError if llama.cpp refuses the file.
+    """
+    limits = _limits(header.tensor_bytes if computes else 0)
+    request = ChildRequest(
+        str(header.path.absolute()),
+        computes,
+        min(host.core_count(), MAX_THREADS),
+        header.has_latent_attention,
+        limits.data_bytes,
+        limits.cpu_seconds,
+        header.chat_template,
+        requires_numbers,
+    )
+    outcome = run_limited(
+        [sys.executable, "-P", "-c", CHILD_PROGRAM, str(Path(llmcli.__path__[0]).parent)],
+        json.dumps(asdict(request)).encode(),
+        limits,
+        build_child_environ(**HIDDEN_DEVICES),
+    )
+    fault = _find_fault(outcome, limits)
+    return fault, not _depends_on_machine(fault, outcome, limits)
 
 
 def _limits(weight_bytes: int) -> ProcessLimits:

@@ -5,6 +5,7 @@ The process starts for every new file, so numpy is not imported here.
 """
 
 import ctypes
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,12 +45,15 @@ def rehearse_layout(path: Path, threads: int, *, latent: bool) -> tuple[str, str
     return texts
 
 
-def rehearse_pass(path: Path, threads: int, *, latent: bool) -> None:
+def rehearse_pass(
+    path: Path, threads: int, *, latent: bool, requires_numbers: bool = False
+) -> None:
     """Load a file with its weights, and compute some tokens on the CPU. The weights stay mapped: a
     repacked copy of them would take memory and time.
 
     Raises UserError if llama.cpp refuses the file or the context. A pass that it refuses is no
-    error, because it has survived.
+    error, because it has survived, unless `requires_numbers` is set: then every logit must be a
+    finite number, and one that is not raises UserError, too.
     """
     with open_model(path, replace(ON_HOST, latent=latent, repack=False)) as model:
         passes = SMALL_PASSES if model.nbytes < SMALL_BYTES else LARGE_PASSES
@@ -57,7 +61,9 @@ def rehearse_pass(path: Path, threads: int, *, latent: bool) -> None:
             return
         with _open_context(model, PASS_CTX, max(passes), 1, threads) as context:
             for count in passes:
-                _compute_pass(model, context, count)
+                is_embedding = _compute_pass(model, context, count)
+                if requires_numbers:
+                    _require_numbers(model, context, is_embedding)
 
 
 def _probe_vocabulary(model: Model) -> tuple[str, str]:
@@ -100,17 +106,36 @@ def _open_context(
         library.llama_free(pointer)
 
 
-def _compute_pass(model: Model, context: Any, count: int) -> None:
-    """Compute a pass of `count` tokens after those of earlier passes. llama.cpp sets the
-    positions.
+def _compute_pass(model: Model, context: Any, count: int) -> bool:
+    """Compute a pass of `count` tokens after those of earlier passes. llama.cpp sets the positions.
+    Return whether its result is an embedding instead of logits.
     """
     library = lib()
     first = model.bos if model.bos is not None else 0
     tokens = (ctypes.c_int32 * count)(*[min(first, model.n_vocab - 1)] * count)
     batch = library.llama_batch_get_one(tokens, count)
-    if library.llama_model_has_encoder(model.pointer) or not library.llama_get_memory(context):
+    is_encoder = library.llama_model_has_encoder(model.pointer)
+    if is_embedding := bool(is_encoder or not library.llama_get_memory(context)):
         library.llama_set_embeddings(context, True)
         library.llama_encode(context, batch)
     elif library.llama_model_has_decoder(model.pointer):
         library.llama_decode(context, batch)
     library.llama_synchronize(context)
+    return is_embedding
+
+
+def _require_numbers(model: Model, context: Any, is_embedding: bool) -> None:
+    """Raise UserError if the last pass has no result, or one that is not a finite number."""
+    library = lib()
+    if is_embedding:
+        # with pooling, there is one row for the sequence instead of one for each token
+        row = library.llama_get_embeddings_seq(context, 0) or library.llama_get_embeddings_ith(
+            context, -1
+        )
+        size = library.llama_model_n_embd(model.pointer)
+    else:
+        row, size = library.llama_get_logits_ith(context, -1), model.n_vocab
+    if not row:
+        raise UserError(f"llama.cpp computes nothing with {model.path.name}")
+    if not all(map(math.isfinite, row[:size])):
+        raise UserError(f"llama.cpp computes NaN or infinite numbers with {model.path.name}")

@@ -6,6 +6,7 @@ statistics takes long.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
+    from llmcli.model_loader.quantize_file import OpenedSource
     from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.ui import UI
     from llmcli.workflows.certification.certify import CertifiedFile
@@ -81,9 +83,24 @@ class QuantizeJob:
     method: "Method"
     verify_request: "VerifyRequest | None"
     model: "FetchedModel | None"
-    source: "Source"
+    opened: "OpenedSource"
     file_type: str
     placement: "PlacementOptions | None" = None  # of the source model, when it runs
+
+    @property
+    def source(self) -> "Source":
+        """The source, whose weights can be read after `opened.write_weights()`."""
+        return self.opened.source
+
+    @property
+    def plan_reads_weights(self) -> bool:
+        """Whether the plan depends on weights: on measurements of them, or of the model."""
+        request = self.request
+        return (
+            (self.runs_model and request.collects_statistics)
+            or request.size.overrides_recipe
+            or (request.method.has_fold and not request.output.dry_run)
+        )
 
     @cached_property
     def overrides(self) -> "TypeOverrides":
@@ -143,7 +160,8 @@ class QuantizeResult:
     """The plan of a file, and the report of writing it.
 
     `report`: None for a dry run. `certified_file`: the certificate of --verify; None without
-    --verify. `mix_fields`: the JSON fields of a mix of types.
+    --verify. `mix_fields`: the JSON fields of a mix of types. `converter`: who has converted the
+    checkpoint, "native" or "llama.cpp"; "" for a GGUF.
     """
 
     plan: "Plan"
@@ -151,6 +169,7 @@ class QuantizeResult:
     report: "WriteReport | None" = None
     certified_file: "CertifiedFile | None" = None
     mix_fields: Mapping[str, Any] = field(default_factory=dict)
+    converter: str = ""
 
     @property
     def files(self) -> list[Path]:
@@ -209,11 +228,14 @@ def run_quantization(request: QuantizeRequest, config: "Config", ui: "UI") -> Qu
     each other.
     """
     validate(request)
-    job = open_job(request, config, ui)
-    check(job)
-    inputs = collect(job, config, ui)
-    plan, mix_fields = plan_file(job, inputs, config, ui)
-    return write(job, inputs, plan, mix_fields, config, ui)
+    with ExitStack() as stack:
+        job = open_job(request, config, ui, stack)
+        check(job)
+        if job.plan_reads_weights:
+            job.opened.write_weights()
+        inputs = collect(job, config, ui)
+        plan, mix_fields = plan_file(job, inputs, config, ui)
+        return write(job, inputs, plan, mix_fields, config, ui)
 
 
 def validate(request: QuantizeRequest) -> None:
@@ -233,11 +255,11 @@ def validate(request: QuantizeRequest) -> None:
     )
 
 
-def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJob:
+def open_job(request: QuantizeRequest, config: "Config", ui: "UI", stack: ExitStack) -> QuantizeJob:
     """Connect to the RPC workers, download the model if the source is a model's name, and open the
-    source. Raises UserError.
+    source, until `stack` is closed. Raises UserError.
     """
-    from llmcli.model_loader.quantize_file import find_model, open_source
+    from llmcli.model_loader.quantize_file import find_convertible, open_by_converter
     from llmcli.model_loader.rehearsal.rehearse import rehearse_file
     from quant.quantize.plan import method_by_name
     from quant.recipes.file_types import FILE_TYPE_ALIASES
@@ -249,26 +271,32 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
     runs_model = verifies or (needs_model and request.collects_statistics)
     # without typed options, nothing that runs models is imported
     placement = request.placement.join(ui, runs_model) if request.placement.typed else None
-    model = find_model(
+    model = find_convertible(
         request.source,
+        request.reading,
         config,
         ui,
-        request.reading.keep_source or verifies or request.method.has_fold or needs_model,
+        verifies or request.method.has_fold or needs_model,
     )
     file_type = parse_file_type(
         request.file_type or (model.quant if model else None) or DEFAULT_TYPE
     )
     if request.file_type and request.file_type.upper() in FILE_TYPE_ALIASES:
         ui.note(f"{request.file_type.upper()} means {file_type.name}")
-    source = open_source(
-        model.path if model else expand_path(request.source).absolute(),
-        request.reading,
-        model.blobs if model else None,
+    opened = stack.enter_context(
+        open_by_converter(
+            model.path if model else expand_path(request.source).absolute(),
+            request.reading,
+            config,
+            ui,
+            model.blobs if model else None,
+        )
     )
+    source = opened.source
     if source.path.is_file() and (needs_model or verifies or request.size.overrides_recipe):
         rehearse_file(source.path, config, ui)
     verify_request = request.verification.build_request(request.output.threads, placement)
-    return QuantizeJob(request, method, verify_request, model, source, file_type.name, placement)
+    return QuantizeJob(request, method, verify_request, model, opened, file_type.name, placement)
 
 
 def check(job: QuantizeJob) -> None:
@@ -355,9 +383,10 @@ def write(
     from llmcli.model_loader.quantize_file import output_path, write_with_progress
     from llmcli.workflows.certification import certify
     from llmcli.workflows.quantization.plan_mix import default_output
+    from quant.quantize.write import is_finished
 
     request, output = job.request, job.request.output
-    out = output.out
+    out, verifies = output.out, job.verify_request is not None
     if out is None and request.size.overrides_recipe and job.model is None:
         out = default_output(plan)
     with output_path(
@@ -371,7 +400,11 @@ def write(
     ) as target:
         certify.require_disk_space(plan, target, job.verify_request, config)
         if output.dry_run:
-            return QuantizeResult(plan, target, mix_fields=mix_fields)
+            return QuantizeResult(
+                plan, target, mix_fields=mix_fields, converter=job.opened.converter
+            )
+        if output.force or verifies or not is_finished(plan, target):
+            job.opened.write_weights()
         write_model = (
             request.method.blockwise_writer(
                 job.method, job.source, output.threads, job.placement, config
@@ -386,4 +419,4 @@ def write(
     if certified_file:
         # the digest is that of the file without its certificate
         report = replace(report, sha256=None)
-    return QuantizeResult(plan, target, report, certified_file, mix_fields)
+    return QuantizeResult(plan, target, report, certified_file, mix_fields, job.opened.converter)

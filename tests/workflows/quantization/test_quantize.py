@@ -1,5 +1,6 @@
 """The steps of the quantize workflow, called directly instead of from the command line."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,10 +86,10 @@ def test_output_paths_that_would_overwrite_the_source_are_refused(
     source = Path(request_.source)
     into_itself = replace(request_, output=replace(request_.output, out=source))
     with pytest.raises(UserError):
-        check(open_job(into_itself, load_config(), UI(color=False)))
+        check(open_job(into_itself, load_config(), UI(color=False), ExitStack()))
     plan_over_source = replace(request_, size=SizeRequest(plan_out=source))
     with pytest.raises((UserError, UsageError)):
-        check(open_job(plan_over_source, load_config(), UI(color=False)))
+        check(open_job(plan_over_source, load_config(), UI(color=False), ExitStack()))
     assert list(tmp_path.glob("*.gguf")) == [source]
 
 
