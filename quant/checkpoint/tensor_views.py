@@ -164,6 +164,17 @@ def reshape(tensor: LazyTensor, *shape: int) -> LazyTensor:
     return replace(tensor, shape=shape)
 
 
+def split_vector(tensor: LazyTensor, count: int) -> LazyTensor:
+    """Return an F32 matrix with the values of a vector in `count` rows of equal length."""
+    width = tensor.shape[0] // count
+    assert tensor.shape == (count * width,), (tensor.shape, count)
+
+    def read(first: int, last: int) -> "U8":
+        return _bytes(read_floats(tensor).reshape(count, width)[first:last])
+
+    return replace(tensor, shape=(count, width), dtype="F32", read=read)
+
+
 def transpose(tensor: LazyTensor) -> LazyTensor:
     """Return the tensor with its last two axes exchanged. To return any rows of the result, read()
     reads the whole matrix to which they belong.

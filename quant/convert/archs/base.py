@@ -78,6 +78,9 @@ class Arch:
     With `needs_head`, a tied embedding is also written as the head, because llama.cpp loads the
     head by its own name. `keys` returns the architecture's metadata keys. `check` raises UserError
     for settings that llama.cpp computes differently, and returns notes for the user.
+
+    `select` is for classes whose models belong to several architectures of llama.cpp: it returns
+    the family that the settings need. Without it, the family itself is used.
     """
 
     name: str
@@ -95,6 +98,7 @@ class Arch:
     extra_tensors: "Callable[[CheckpointConfig], dict[str, F32]]" = no_tensors
     prediction_shapes: Callable[[CheckpointConfig], Shapes] | None = None
     needs_head: bool = False
+    select: "Callable[[CheckpointConfig], Arch] | None" = None
     dropped_endings: tuple[str, ...] = (
         ".rotary_emb.inv_freq",
         ".attention.masked_bias",

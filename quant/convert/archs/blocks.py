@@ -124,6 +124,26 @@ def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: in
     return keys
 
 
+def layers_of_kind(
+    config: CheckpointConfig, types: object, kinds: Sequence[str], other_kinds: Sequence[str]
+) -> list[bool]:
+    """Return a list with one entry for each layer: whether its type is one of `kinds`. Raises
+    UserError unless `types` is a list with one of `kinds` or `other_kinds` for each layer.
+    """
+    allowed = (*kinds, *other_kinds)
+    if (
+        not isinstance(types, list)
+        or len(types) != layer_count(config)
+        or any(kind not in allowed for kind in types)
+    ):
+        raise UserError(
+            f"{config.location}: the types of layers should be {layer_count(config)} entries, "
+            f"each {' or '.join(allowed)}",
+            hint="fetch it again",
+        )
+    return [kind in kinds for kind in types]
+
+
 def raise_problems(config: CheckpointConfig, problems: Sequence[tuple[object, str]]) -> None:
     """Raise one UserError with the texts of all `problems` whose condition is true. Return if there
     are none.

@@ -178,3 +178,13 @@ def test_pick_column_groups_reorders_groups_and_keeps_whole_blocks() -> None:
             lambda row, column, w=width, o=order, s=stored: s[row, o[column // w] * w + column % w],
         )
         np.testing.assert_array_equal(values(moved), expected)
+
+
+def test_split_vector_makes_rows_of_equal_length() -> None:
+    for count in (1, 2, 8):
+        rows = values(tensor_views.split_vector(half(VECTOR), count))
+        expected = fill_by_index(
+            (count, 8 // count),
+            lambda row, column, width=8 // count: np.float16(VECTOR[row * width + column]),
+        )
+        np.testing.assert_array_equal(rows, expected)

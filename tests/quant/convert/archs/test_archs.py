@@ -21,9 +21,10 @@ def config(case: families.Case, **changes: Any) -> tuple[Arch, CheckpointConfig]
     """Return the architecture of a case, and its config with `changes` as convert reads it."""
     arch = ARCHS[case.hf]
     values = families.settings(case)
-    return arch, CheckpointConfig(
+    result = CheckpointConfig(
         {**arch.defaults, **values, **values.get("text_config", {}), **changes}, "config.json"
     )
+    return arch.select(result) if arch.select else arch, result
 
 
 every_case = pytest.mark.parametrize("case", families.cases(), ids=lambda case: case.name)

@@ -62,7 +62,9 @@ def test_released_config_gives_the_values_of_transformers(name: str, tmp_path: P
         expected = getattr(theirs, attribute, None)
         if key in keys and expected is not None:
             assert keys[key] == pytest.approx(expected), key
-    assert keys["attention.head_count_kv"] == (
+    kv_heads = keys["attention.head_count_kv"]
+    # in hybrids, layers without attention have 0 heads
+    assert (max(kv_heads) if isinstance(kv_heads, list) else kv_heads) == (
         1 if arch.name == "deepseek2" else theirs.num_key_value_heads
     )
     rope = theirs.rope_parameters
@@ -81,7 +83,7 @@ def test_every_family_has_a_released_config() -> None:
 def test_config_without_a_class_uses_its_model_type(name: str, tmp_path: Path) -> None:
     """transformers also uses model_type if there is no class name."""
     config = {key: value for key, value in CONFIGS[name].items() if key != "architectures"}
-    assert read_config(tmp_path, config)[0] is ARCHS[CONFIGS[name]["architectures"][0]]
+    assert CONFIGS[name]["architectures"][0] in read_config(tmp_path, config)[0].hf
 
 
 def test_class_of_the_text_config_does_not_override_the_class_of_the_model(
