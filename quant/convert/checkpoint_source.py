@@ -250,10 +250,8 @@ def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
     The settings have the text model's settings at the root, and the family's defaults for
     everything that config.json omits. Raises UserError for families that are not supported.
     """
-    stored = _config(folder)
-    arch = _arch(folder.path, stored)
-    config = CheckpointConfig({**arch.defaults, **stored.values}, stored.location)
-    return arch.select(config) if arch.select else arch, config
+    config = _config(folder)
+    return _arch(folder.path, config).resolve(config)
 
 
 def _config(folder: CheckpointFolder) -> CheckpointConfig:

@@ -46,6 +46,11 @@ def keep_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     return tensors
 
 
+def keep_config(config: CheckpointConfig) -> CheckpointConfig:
+    """Return the settings unchanged. This is the default for families with one spelling."""
+    return config
+
+
 @dataclass(frozen=True, slots=True)
 class Arch:
     """A model family.
@@ -79,8 +84,9 @@ class Arch:
     head by its own name. `keys` returns the architecture's metadata keys. `check` raises UserError
     for settings that llama.cpp computes differently, and returns notes for the user.
 
-    `select` is for classes whose models belong to several architectures of llama.cpp: it returns
-    the family that the settings need. Without it, the family itself is used.
+    `normalize` brings settings that config.json spells in several ways into one. `select` is for
+    classes whose models belong to several architectures of llama.cpp: it returns the family that
+    the settings need. Without it, the family itself is used.
     """
 
     name: str
@@ -98,12 +104,21 @@ class Arch:
     extra_tensors: "Callable[[CheckpointConfig], dict[str, F32]]" = no_tensors
     prediction_shapes: Callable[[CheckpointConfig], Shapes] | None = None
     needs_head: bool = False
+    normalize: Callable[[CheckpointConfig], CheckpointConfig] = keep_config
     select: "Callable[[CheckpointConfig], Arch] | None" = None
     dropped_endings: tuple[str, ...] = (
         ".rotary_emb.inv_freq",
         ".attention.masked_bias",
         ".attention.bias",
     )
+
+    def resolve(self, stored: CheckpointConfig) -> "tuple[Arch, CheckpointConfig]":
+        """Return the family that the settings in config.json need, and these settings with the
+        family's defaults and in its spelling.
+        """
+        values = {**self.defaults, **stored.values}
+        config = self.normalize(CheckpointConfig(values, stored.location))
+        return self.select(config) if self.select else self, config
 
 
 def rope_row_order(heads: int, head_dim: int) -> list[int]:

@@ -19,12 +19,9 @@ from tests.quant import families
 
 def config(case: families.Case, **changes: Any) -> tuple[Arch, CheckpointConfig]:
     """Return the architecture of a case, and its config with `changes` as convert reads it."""
-    arch = ARCHS[case.hf]
     values = families.settings(case)
-    result = CheckpointConfig(
-        {**arch.defaults, **values, **values.get("text_config", {}), **changes}, "config.json"
-    )
-    return arch.select(result) if arch.select else arch, result
+    values = {**values, **values.get("text_config", {}), **changes}
+    return ARCHS[case.hf].resolve(CheckpointConfig(values, "config.json"))
 
 
 every_case = pytest.mark.parametrize("case", families.cases(), ids=lambda case: case.name)

@@ -15,8 +15,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 def config(hf: str, **changes: Any) -> CheckpointConfig:
     """Return the config of the first test case of the class `hf`, with `changes`."""
     case = next(case for case in families.cases() if case.hf == hf)
-    values = {**ARCHS[hf].defaults, **families.settings(case), **changes}
-    return CheckpointConfig(values, "config.json")
+    return ARCHS[hf].resolve(CheckpointConfig(families.settings(case) | changes, "config.json"))[1]
 
 
 @pytest.mark.parametrize(
@@ -60,11 +59,25 @@ def config(hf: str, **changes: Any) -> CheckpointConfig:
         ("Olmo2ForCausalLM", {"attention_bias": True}, "attention_bias"),
         ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "clip_qkv"),
         ("Olmo2ForCausalLM", {"head_dim": 64}, "hidden_size / heads"),
+        ("GraniteMoeHybridForCausalLM", {"mamba_expand": 3}, "mamba_expand is 3"),
+        ("GraniteMoeHybridForCausalLM", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("GraniteMoeHybridForCausalLM", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ("GraniteMoeHybridForCausalLM", {"position_embedding_type": "alibi"}, "alibi"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"]}, "types of layers"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba", "x", [], 3]}, "types of layers"),
+        ("NemotronHForCausalLM", {"mlp_hidden_act": "silu"}, "activations are silu"),
+        ("NemotronHForCausalLM", {"use_bias": True}, "use_bias"),
+        (
+            "NemotronHForCausalLM",
+            {"layers_block_type": None, "hybrid_override_pattern": "M-*E"},
+            "some layers have no experts",
+        ),
     ],
 )
 def test_unsupported_setting_is_refused(hf: str, changes: dict[str, Any], problem: str) -> None:
+    values = config(hf, **changes)
     with pytest.raises(UserError, match=problem):
-        ARCHS[hf].check(config(hf, **changes))
+        ARCHS[hf].check(values)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +95,14 @@ def test_unsupported_setting_is_refused(hf: str, changes: dict[str, Any], proble
 )
 def test_setting_without_effect_is_accepted(hf: str, changes: dict[str, Any]) -> None:
     assert ARCHS[hf].check(config(hf, **changes)) == []
+
+
+@pytest.mark.parametrize("pattern", ["M-*X", "", 7, ["M"], None])
+def test_unknown_pattern_of_layers_is_refused(pattern: Any) -> None:
+    changes = {"layers_block_type": None, "hybrid_override_pattern": pattern}
+    arch = ARCHS["NemotronHForCausalLM"]
+    with pytest.raises(UserError):
+        arch.keys(config("NemotronHForCausalLM", **changes))
 
 
 def test_one_error_names_all_problems() -> None:

@@ -60,15 +60,16 @@ def test_released_config_gives_the_values_of_transformers(name: str, tmp_path: P
     theirs = transformers.AutoConfig.from_pretrained(tmp_path).get_text_config()
     for key, attribute in NAMES.items():
         expected = getattr(theirs, attribute, None)
-        if key in keys and expected is not None:
+        if key in keys and expected is not None and not isinstance(keys[key], list):
             assert keys[key] == pytest.approx(expected), key
     kv_heads = keys["attention.head_count_kv"]
     # in hybrids, layers without attention have 0 heads
     assert (max(kv_heads) if isinstance(kv_heads, list) else kv_heads) == (
         1 if arch.name == "deepseek2" else theirs.num_key_value_heads
     )
-    rope = theirs.rope_parameters
-    assert keys["rope.freq_base"] == rope.get("full_attention", rope)["rope_theta"]
+    if "rope.freq_base" in keys:
+        rope = theirs.rope_parameters
+        assert keys["rope.freq_base"] == rope.get("full_attention", rope)["rope_theta"]
     if "rope.freq_base_swa" in keys:
         assert keys["rope.freq_base_swa"] == rope["sliding_attention"]["rope_theta"]
     expected = arch.required_shapes(config)
