@@ -63,10 +63,11 @@ def config(hf: str, **changes: Any) -> CheckpointConfig:
         ("GraniteMoeHybridForCausalLM", {"mamba_proj_bias": True}, "mamba_proj_bias"),
         ("GraniteMoeHybridForCausalLM", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
         ("GraniteMoeHybridForCausalLM", {"position_embedding_type": "alibi"}, "alibi"),
-        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"]}, "types of layers"),
-        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba", "x", [], 3]}, "types of layers"),
         ("NemotronHForCausalLM", {"mlp_hidden_act": "silu"}, "activations are silu"),
         ("NemotronHForCausalLM", {"use_bias": True}, "use_bias"),
+        ("FalconH1ForCausalLM", {"mamba_rms_norm": True}, "before the gate"),
+        ("FalconH1ForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("FalconH1ForCausalLM", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "llama3"),
         (
             "NemotronHForCausalLM",
             {"layers_block_type": None, "hybrid_override_pattern": "M-*E"},
@@ -95,6 +96,12 @@ def test_unsupported_setting_is_refused(hf: str, changes: dict[str, Any], proble
 )
 def test_setting_without_effect_is_accepted(hf: str, changes: dict[str, Any]) -> None:
     assert ARCHS[hf].check(config(hf, **changes)) == []
+
+
+@pytest.mark.parametrize("types", [["mamba"], ["mamba", "x", [], 3], "mamba", 7])
+def test_unknown_types_of_layers_are_refused(types: Any) -> None:
+    with pytest.raises(UserError, match="types of layers"):
+        config("GraniteMoeHybridForCausalLM", layer_types=types)
 
 
 @pytest.mark.parametrize("pattern", ["M-*X", "", 7, ["M"], None])
