@@ -348,6 +348,19 @@ def problem_biases(config: CheckpointConfig, *settings: str) -> tuple[object, st
     return names, f"{' and '.join(names)}: llama.cpp does not add these biases"
 
 
+def problem_undivided_rope(config: CheckpointConfig) -> tuple[object, str]:
+    """Return the problem (condition, text) that rope_parameters does not have separate settings for
+    global layers and for sliding ones. Families with both kinds of layers need them.
+    """
+    parameters = config.values.get("rope_parameters")
+    undivided = (
+        isinstance(parameters, dict)
+        and bool(parameters)
+        and not parameters.keys() & {"full_attention", "sliding_attention"}
+    )
+    return undivided, "its rope_parameters do not distinguish global layers from sliding ones"
+
+
 def embedding_and_head(config: CheckpointConfig) -> Shapes:
     """Return the shapes of the embedding, the norm after the last layer, and the head. A head that
     is tied to the embedding is left out.

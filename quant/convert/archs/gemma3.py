@@ -59,15 +59,7 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gemma3 computes differently. Return
     no notes.
     """
-    rope_parameters, local_settings = (
-        config.values.get("rope_parameters"),
-        local_rope_settings(config).values,
-    )
-    unlabeled = (
-        isinstance(rope_parameters, dict)
-        and bool(rope_parameters)
-        and not rope_parameters.keys() & {"full_attention", "sliding_attention"}
-    )
+    local_settings = local_rope_settings(config).values
     blocks.raise_problems(
         config,
         [
@@ -75,7 +67,7 @@ def check(config: CheckpointConfig) -> list[str]:
             (config.values.get("attn_logit_softcapping") is not None, "its attention is capped"),
             (config.values["sliding_window"] is None, "its sliding_window is null"),
             (local_settings["rope_type"] != "default", "its sliding layers have scaled positions"),
-            (unlabeled, "its rope_parameters do not distinguish global layers from sliding ones"),
+            blocks.problem_undivided_rope(config),
         ],
     )
     return []

@@ -11,16 +11,20 @@ from quant.convert.archs.base import Arch, Shapes
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's olmo2 computes differently. Return no notes."""
-    blocks.raise_problems(
-        config,
-        [
-            *blocks.common_problems(config),
-            blocks.problem_head_width(config),
-            blocks.problem_biases(config, "attention_bias"),
-            (config.values.get("clip_qkv"), "its attention is clipped (clip_qkv)"),
-        ],
-    )
+    blocks.raise_problems(config, problems(config))
     return []
+
+
+def problems(config: CheckpointConfig) -> list[tuple[object, str]]:
+    """Return the problems (see blocks.py) of settings that llama.cpp's olmo2 computes differently
+    for both OLMo 2 and OLMo 3.
+    """
+    return [
+        *blocks.common_problems(config),
+        blocks.problem_head_width(config),
+        blocks.problem_biases(config, "attention_bias"),
+        (config.values.get("clip_qkv"), "its attention is clipped (clip_qkv)"),
+    ]
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:

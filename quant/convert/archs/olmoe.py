@@ -1,0 +1,64 @@
+"""OLMoE: experts in every block, one norm over all query heads together, and one norm over all key
+heads together.
+
+Follows OlmoeModel of llama.cpp (conversion/olmo.py, src/models/olmoe.cpp). llama.cpp requires one
+key head for each query head, and uses the weights of the chosen experts as they are. The converter
+of llama.cpp always writes an eps of 1e-5; here it is the one of config.json.
+"""
+
+from quant.checkpoint.config import CheckpointConfig
+from quant.convert.archs import blocks, experts
+from quant.convert.archs.base import Arch, Shapes
+
+DEFAULTS = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
+
+
+def check(config: CheckpointConfig) -> list[str]:
+    """Raise UserError for settings that llama.cpp's olmoe computes differently. Return no notes."""
+    count, kv_heads, _ = blocks.head_counts(config)
+    blocks.raise_problems(
+        config,
+        [
+            *blocks.common_problems(config),
+            *experts.expert_problems(config),
+            blocks.problem_head_width(config),
+            blocks.problem_biases(config, "attention_bias"),
+            (count != kv_heads, "its query heads share keys and values"),
+            (config.values.get("clip_qkv") is not None, "its attention is clipped (clip_qkv)"),
+            (config.get_bool("norm_topk_prob"), "norm_topk_prob is true"),
+        ],
+    )
+    return []
+
+
+def required_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
+    hidden = config.get_int("hidden_size")
+    norms: Shapes = {
+        "attn_q_norm.weight": (hidden,),
+        "attn_k_norm.weight": (hidden,),
+        "ffn_norm.weight": (hidden,),
+    }
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+        config,
+        blocks.attention_shapes(config),
+        norms,
+        experts.expert_shapes(config, config.get_int("intermediate_size")),
+    )
+
+
+OLMOE = Arch(
+    name="olmoe",
+    kind="OLMOE",
+    hf=("OlmoeForCausalLM",),
+    keys=lambda config: [*blocks.common_keys(config), *experts.expert_keys(config)],
+    required_shapes=required_shapes,
+    check=check,
+    prepare=experts.stack_experts,
+    defaults=DEFAULTS,
+    needs_head=True,
+)
+
+ARCHS = (OLMOE,)
