@@ -45,6 +45,11 @@ WRAPPER_PATTERN = re.compile(
 )
 # Rows that are compared to see whether a prediction layer's embedding is a copy of the model's.
 COMPARED_ROWS = 16
+# model_type -> class name, where the letters of the two differ
+CLASSES_OF_TYPES = {
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+}
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # Endings of the names of matrices that stay F32, as in prepare_tensors of llama.cpp's
 # conversion/base.py: routers are small and sensitive to rounding, and ggml computes convolutions in
@@ -288,6 +293,8 @@ def _class_of_type(kind: object) -> list[str]:
 
     Example: "qwen2_moe" -> ["Qwen2MoeForCausalLM"].
     """
+    if (name := CLASSES_OF_TYPES.get(str(kind))) in ARCHS:
+        return [str(name)]
     stem = str(kind).removesuffix("_text").replace("_", "")
     return [name for name in ARCHS if name.lower().replace("_", "") == f"{stem}forcausallm"]
 

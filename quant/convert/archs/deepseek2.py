@@ -113,19 +113,14 @@ def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]
     """Return the problems (see blocks.py) that are the same for V2 and V3. `scoring` is the
     scoring_func that the version must have.
     """
-    sizes, layers, count = (
-        mla_widths(config),
-        blocks.layer_count(config),
-        experts.expert_count(config),
-    )
-    (group_count, used_groups), values = expert_groups(config), config.values
+    sizes, layers = mla_widths(config), blocks.layer_count(config)
     lite = layers in (26, 27) or (layers == 48 and config.get_int("vocab_size") == 128256)
     settings = blocks.rope_settings(config)
     config.get_int("n_shared_experts")
     unscaled_yarn = settings.values["rope_type"] == "yarn" and settings.get_float("factor") <= 1
     return [
         *blocks.common_problems(_rotary_part(config), rope_types=("default", "yarn")),
-        *experts.expert_problems(config),
+        *router_problems(config, scoring),
         (unscaled_yarn, "its yarn has a factor of 1 or less"),
         (
             config.get_int("num_key_value_heads", default=sizes.heads) != sizes.heads,
@@ -136,6 +131,17 @@ def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]
             lite and sizes.query_rank,
             f"llama.cpp expects no q_lora_rank in a model of {layers} layers",
         ),
+    ]
+
+
+def router_problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]]:
+    """Return the problems (see blocks.py) of the experts and of their router in families whose
+    router has groups of experts. `scoring` is the scoring_func that the family must have.
+    """
+    (group_count, used_groups), values = expert_groups(config), config.values
+    count = experts.expert_count(config)
+    return [
+        *experts.expert_problems(config),
         (
             values.get("moe_layer_freq") not in (None, 1),
             f"its moe_layer_freq is {values.get('moe_layer_freq')}",
@@ -184,7 +190,7 @@ def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
     The common keys are those of a model with one key-value head, because in llama.cpp all heads
     share the compressed keys.
     """
-    sizes, (group_count, used_groups) = mla_widths(config), expert_groups(config)
+    sizes = mla_widths(config)
     rotary = _rotary_part(config, num_key_value_heads=1, head_dim=None)
     return [
         *_with_yarn_factors(config, blocks.common_keys(rotary)),
@@ -195,6 +201,16 @@ def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
         ArchKey("attention.key_length_mla", "uint32", sizes.key_width),
         ArchKey("attention.value_length_mla", "uint32", sizes.value_width),
         ArchKey("rope.dimension_count", "uint32", sizes.rope_width),
+        *router_keys(config, gating),
+    ]
+
+
+def router_keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
+    """Return the metadata keys of dense layers, of experts and of their router. `gating` is
+    llama.cpp's number of the function that scores the experts.
+    """
+    group_count, used_groups = expert_groups(config)
+    return [
         ArchKey("leading_dense_block_count", "uint32", dense_layer_count(config)),
         *experts.expert_keys(config),
         ArchKey("expert_feed_forward_length", "uint32", config.get_int("moe_intermediate_size")),
@@ -244,15 +260,37 @@ def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
 
     With `has_expert_bias`, each router has a bias, as in V3.
     """
-    first, dense = dense_layer_count(config), blocks.feed_forward_shapes(config)
-    sparse = _sparse_feed_forward(config, has_expert_bias)
     return (
         blocks.embedding_and_head(config)
         | blocks.repeat_for_blocks(config, _attention(config))
-        | blocks.shapes_by_block(
-            blocks.layer_count(config), lambda layer: dense if layer < first else sparse
-        )
+        | feed_forward_shapes(config, has_expert_bias)
     )
+
+
+def feed_forward_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
+    """Return the shapes of the feed-forward of all blocks, of which the first are dense, and of the
+    norms before it, by GGUF name. With `has_expert_bias`, each router has a bias.
+    """
+    dense, first = blocks.feed_forward_shapes(config), dense_layer_count(config)
+    sparse = sparse_feed_forward_shapes(config, has_expert_bias)
+    return blocks.shapes_by_block(
+        blocks.layer_count(config), lambda layer: dense if layer < first else sparse
+    )
+
+
+def sparse_feed_forward_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
+    """Return the shapes of one block's experts, and of the norm before them, by role. With
+    `has_expert_bias`, the router has a bias.
+    """
+    width = config.get_int("moe_intermediate_size")
+    shapes: Shapes = {
+        "ffn_norm.weight": (config.get_int("hidden_size"),),
+        **experts.expert_shapes(config, width),
+        **experts.shared_expert_shapes(config, config.get_int("n_shared_experts") * width),
+    }
+    if has_expert_bias:
+        shapes["exp_probs_b.bias"] = (experts.expert_count(config),)
+    return shapes
 
 
 def prediction_shapes(config: CheckpointConfig) -> Shapes:
@@ -260,24 +298,8 @@ def prediction_shapes(config: CheckpointConfig) -> Shapes:
     return (
         prediction.input_shapes(config)
         | _attention(config)
-        | _sparse_feed_forward(config, has_expert_bias=True)
+        | sparse_feed_forward_shapes(config, has_expert_bias=True)
     )
-
-
-def _sparse_feed_forward(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
-    """Return the shapes of one block's experts, and of the norm before them, by role."""
-    hidden, shared = config.get_int("hidden_size"), config.get_int("n_shared_experts")
-    width = config.get_int("moe_intermediate_size")
-    sparse: Shapes = {
-        "ffn_norm.weight": (hidden,),
-        **experts.expert_shapes(config, width),
-        "ffn_gate_shexp.weight": (shared * width, hidden),
-        "ffn_up_shexp.weight": (shared * width, hidden),
-        "ffn_down_shexp.weight": (hidden, shared * width),
-    }
-    if has_expert_bias:
-        sparse["exp_probs_b.bias"] = (experts.expert_count(config),)
-    return sparse
 
 
 def _attention(config: CheckpointConfig) -> Shapes:
@@ -306,11 +328,11 @@ def _attention(config: CheckpointConfig) -> Shapes:
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with experts stacked, kv_b split and the router's bias renamed."""
     result: Tensors = {}
-    for name, tensor in experts.stack_experts(config, tensors).items():
+    for name, tensor in experts.stack_experts_and_name_biases(config, tensors).items():
         if name.endswith(".kv_b_proj.weight"):
             result |= _split_kv_b(config, name, tensor)
         else:
-            result[name.replace("e_score_correction_bias", "e_score_correction.bias")] = tensor
+            result[name] = tensor
     return result
 
 

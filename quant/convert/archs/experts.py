@@ -68,6 +68,28 @@ def expert_shapes(config: CheckpointConfig, ff: int) -> Shapes:
     }
 
 
+def shared_expert_shapes(config: CheckpointConfig, ff: int) -> Shapes:
+    """Return the shapes of one block's shared experts, which all tokens use, by role. All of them
+    together have the width `ff`.
+    """
+    hidden = config.get_int("hidden_size")
+    return {
+        "ffn_gate_shexp.weight": (ff, hidden),
+        "ffn_up_shexp.weight": (ff, hidden),
+        "ffn_down_shexp.weight": (hidden, ff),
+    }
+
+
+def stack_experts_and_name_biases(config: CheckpointConfig, tensors: Tensors) -> Tensors:
+    """Return the tensors with the experts of each block stacked (see stack_experts), and with the
+    biases that correct the router's scores under names that the gguf package knows.
+    """
+    return {
+        name.replace("e_score_correction_bias", "e_score_correction.bias"): tensor
+        for name, tensor in stack_experts(config, tensors).items()
+    }
+
+
 def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with the experts of each block stacked, under names that the gguf package
     knows.

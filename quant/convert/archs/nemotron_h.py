@@ -132,7 +132,7 @@ def check(config: CheckpointConfig) -> list[str]:
         ]
     blocks.raise_problems(config, problems)
     return ["its layers that predict further tokens (MTP) are not converted"] * bool(
-        deepseek2.mtp_layer_count(config)
+        config.values.get("num_nextn_predict_layers")
     )
 
 

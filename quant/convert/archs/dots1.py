@@ -1,0 +1,82 @@
+"""dots.llm1: a norm of each query head and each key head, a few dense layers, then layers with
+routed and shared experts.
+
+Follows conversion/dots1.py and src/models/dots1.cpp of llama.cpp, which requires one key head for
+each query head and has no sliding window.
+"""
+
+from quant.checkpoint.config import CheckpointConfig
+from quant.convert.archs import blocks, deepseek2, experts
+from quant.convert.archs.base import Arch, ArchKey, Shapes
+
+DEFAULTS = {  # defaults of transformers' Dots1Config
+    "num_key_value_heads": 32,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+    "sliding_window": 4096,
+    "max_window_layers": 62,
+}
+
+
+def check(config: CheckpointConfig) -> list[str]:
+    """Raise UserError for settings that llama.cpp's dots1 computes differently. Return no notes."""
+    count, kv_heads, _ = blocks.head_counts(config)
+    scoring = config.values.get("scoring_func", "sigmoid")
+    router = deepseek2.router_problems(config, "noaux_tc" if scoring == "noaux_tc" else "sigmoid")
+    blocks.raise_problems(
+        config,
+        [
+            *blocks.common_problems(config),
+            *router,
+            blocks.problem_biases(config, "attention_bias"),
+            (count != kv_heads, "its query heads share keys and values"),
+            (_has_window(config), "some of its layers have a sliding window"),
+        ],
+    )
+    return []
+
+
+def _has_window(config: CheckpointConfig) -> bool:
+    """Return whether some layer attends only to a sliding window that is shorter than the model's
+    context. Without layer_types, the layers from max_window_layers on have the window.
+    """
+    if config.values["sliding_window"] is None:
+        return False
+    if config.get_int("sliding_window") >= config.get_int("max_position_embeddings"):
+        return False
+    if config.values.get("layer_types") is None:
+        return blocks.layer_count(config) > config.get_int("max_window_layers")
+    return any(blocks.sliding_layers(config, 1))
+
+
+def keys(config: CheckpointConfig) -> list[ArchKey]:
+    """Return the common metadata keys, then those of the experts."""
+    return [*blocks.common_keys(config), *deepseek2.router_keys(config, deepseek2.SIGMOID)]
+
+
+def required_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
+    return (
+        blocks.embedding_and_head(config)
+        | blocks.repeat_for_blocks(
+            config, blocks.attention_shapes(config), blocks.head_norm_shapes(config)
+        )
+        | deepseek2.feed_forward_shapes(config, has_expert_bias=True)
+    )
+
+
+DOTS1 = Arch(
+    name="dots1",
+    kind="DOTS1",
+    hf=("Dots1ForCausalLM",),
+    keys=keys,
+    required_shapes=required_shapes,
+    check=check,
+    defaults=DEFAULTS,
+    prepare=experts.stack_experts_and_name_biases,
+    needs_head=True,
+)
+
+ARCHS = (DOTS1,)

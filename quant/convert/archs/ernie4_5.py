@@ -1,0 +1,44 @@
+"""Dense ERNIE 4.5: a Llama whose checkpoints already have interleaved rotary pairs.
+
+Follows Ernie4_5Model of llama.cpp (conversion/ernie.py, src/models/ernie4-5.cpp).
+"""
+
+from dataclasses import replace
+
+from quant.checkpoint.config import CheckpointConfig
+from quant.convert.archs import blocks, llama
+from quant.convert.archs.base import no_tensors
+
+DEFAULTS = {  # defaults of transformers' Ernie4_5Config
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def check(config: CheckpointConfig) -> list[str]:
+    """Raise UserError for settings that llama.cpp's ernie4_5 computes differently. Return
+    no notes.
+    """
+    blocks.raise_problems(
+        config, [*blocks.common_problems(config), blocks.problem_biases(config, "use_bias")]
+    )
+    return []
+
+
+ERNIE4_5 = replace(
+    llama.LLAMA,
+    name="ernie4_5",
+    kind="ERNIE4_5",
+    hf=("Ernie4_5ForCausalLM",),
+    keys=blocks.common_keys,
+    check=check,
+    optional_shapes=no_tensors,
+    extra_tensors=no_tensors,
+    ops={},
+    defaults=DEFAULTS,
+)
+
+ARCHS = (ERNIE4_5,)
