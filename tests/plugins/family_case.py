@@ -2,4 +2,4 @@
 
 from tests.quant.families import Case
 
-CASES = [Case("helium", "HeliumForCausalLM")]
+CASES = [Case("helium", "HeliumForCausalLM", {"head_dim": 32})]
