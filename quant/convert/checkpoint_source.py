@@ -500,13 +500,15 @@ def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
 
 def _family_name(arch: Arch, name: str) -> str | None:
     """Return the GGUF name of a checkpoint tensor according to the family's own table `Arch.names`,
-    or None if the tensor is not in it.
+    or None if the tensor is not in it. A name in this table may have its own ending, such as .scale.
 
     Example: "model.layers.3.mlp.router.weight" -> "blk.3.ffn_gate_inp.weight".
     """
     match = re.fullmatch(r"(?:model\.)?layers\.(\d+)\.(.+?)(\.weight|\.bias)?", name)
     if match and match[2] in arch.names:
-        return f"blk.{match[1]}.{arch.names[match[2]]}{match[3] or '.weight'}"
+        role = arch.names[match[2]]
+        ending = "" if role.endswith(".scale") else match[3] or ".weight"
+        return f"blk.{match[1]}.{role}{ending}"
     return None
 
 

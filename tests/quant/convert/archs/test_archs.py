@@ -41,7 +41,7 @@ def test_tensor_names_of_an_architecture_exist_in_the_tables(case: families.Case
         tensor.format(bid=layer) + ending
         for tensor in gguf_tables.tensor_names(arch.kind)
         for layer in range(blocks.layer_count(values))
-        for ending in (".weight", ".bias", "")
+        for ending in (".weight", ".bias", ".scale", "")
     }
     assert set(arch.required_shapes(values)) <= known
     assert set(arch.optional_shapes(values)) <= known
@@ -114,7 +114,9 @@ def test_defaults_of_missing_settings_equal_transformers(name: str) -> None:
     config = getattr(transformers, name).config_class().get_text_config()
     rope = blocks.rope_settings(CheckpointConfig(config.to_dict(), "")).values
     theirs = {
-        key: getattr(type(config), key, getattr(config, key, rope.get(key)))
+        key: getattr(type(config), key)
+        if hasattr(type(config), key)
+        else getattr(config, key, rope.get(key))
         for key in ARCHS[name].defaults
     }
     assert theirs == ARCHS[name].defaults
