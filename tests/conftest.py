@@ -23,6 +23,7 @@ pytest_plugins = [
     "tests.fixtures.charts",
     "tests.fixtures.chat",
     "tests.fixtures.cli",
+    "tests.fixtures.converter",
     "tests.fixtures.hub",
     "tests.fixtures.load_server",
     "tests.fixtures.server",

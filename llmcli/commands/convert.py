@@ -10,7 +10,7 @@ import typer
 from llmcli.commands.command_context import start_command
 from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json
-from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
+from llmcli.commands.options.files import ConverterOptions, Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.model_loader.pickle_hint import pickle_hint
 from llmcli.text_input import expand_path
@@ -37,6 +37,7 @@ def convert(
         typer.Option(help="Type of the matrices; auto: the type of the checkpoint's first matrix."),
     ] = "auto",
     reading: SourceOptions,
+    conversion: ConverterOptions,
     writing: OutputOptions,
     offline: Offline = False,
     json: Json = False,
@@ -50,10 +51,10 @@ def convert(
     from quant.quantize.write import is_finished
 
     config, ui = start_command(json, offline, reading.allow_pickle)
-    model = quantize_file.find_convertible(source, reading, config, ui)
+    model = quantize_file.find_convertible(source, conversion, config, ui, reading.keep_source)
     folder, blobs = (model.path, model.blobs) if model else (expand_path(source).absolute(), None)
     _require_folder(folder)
-    with quantize_file.open_by_converter(folder, reading, config, ui, blobs) as opened:
+    with quantize_file.open_by_converter(folder, reading, conversion, config, ui, blobs) as opened:
         dtype = opened.source.dtype
         plan = plan_quantization(opened.source, dtype if outtype == "auto" else outtype)
         if outtype == "auto":

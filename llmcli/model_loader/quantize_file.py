@@ -35,9 +35,6 @@ class SourceSettings:
     keep_source: bool = False
     # Whether to go on if llama.cpp would encode text differently, for an unknown reason.
     accept_tokenizer_differences: bool = False
-    # Who converts a checkpoint; auto: llmcli itself where it has the model's family.
-    converter: Literal["auto", "native", "llama.cpp"] = "auto"
-    mmproj: bool = False  # whether to convert the vision or audio part to a file of its own
 
     @property
     def flags(self) -> "Mapping[str, object]":
@@ -48,12 +45,19 @@ class SourceSettings:
             "--allow-pickle": self.allow_pickle,
             "--no-mtp": self.no_mtp,
             "--accept-tokenizer-differences": self.accept_tokenizer_differences,
-            "--converter": self.converter != "auto",
-            "--mmproj": self.mmproj,
         }
 
 
 DEFAULT_SOURCE_SETTINGS = SourceSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class ConverterSettings:
+    """The options of a command for llama.cpp's converter."""
+
+    # Who converts a checkpoint; auto: llmcli itself where it has the model's family.
+    converter: Literal["auto", "native", "llama.cpp"] = "auto"
+    mmproj: bool = False  # whether to convert the vision or audio part to a file of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,7 @@ class OpenedSource:
 def open_by_converter(
     path: Path,
     reading: SourceSettings,
+    conversion: ConverterSettings,
     config: "Config",
     ui: "UI",
     blobs: "Mapping[str, Blob] | None" = None,
@@ -188,7 +193,7 @@ def open_by_converter(
     from llmcli.errors import UsageError
     from llmcli.model_loader.llama_converter import road
 
-    if reason := road.reason_for_llama_cpp(path, reading.converter):
+    if reason := road.reason_for_llama_cpp(path, conversion.converter):
         from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
 
         if reading.tokenizer is not None:
@@ -214,18 +219,18 @@ def open_by_converter(
 
 
 def find_convertible(
-    text: str, reading: SourceSettings, config: "Config", ui: "UI", keep_source: bool = False
+    text: str, conversion: ConverterSettings, config: "Config", ui: "UI", keep_source: bool = False
 ) -> "FetchedModel | None":
     """Return the model that `text` names, as `find_model` does. A checkpoint on the hub is
     downloaded whole if llama.cpp's converter is used, because that reads files. Raises UserError.
     """
     from llmcli.model_loader.llama_converter import road
 
-    keep_source = keep_source or reading.keep_source or reading.converter == road.LLAMA_CPP
-    model = find_model(text, config, ui, keep_source or reading.mmproj)
+    keep_source = keep_source or conversion.converter == road.LLAMA_CPP
+    model = find_model(text, config, ui, keep_source or conversion.mmproj)
     if model is None or not model.blobs:
         return model
-    if reason := road.reason_for_llama_cpp(model.path, reading.converter):
+    if reason := road.reason_for_llama_cpp(model.path, conversion.converter):
         ui.note(
             f"{model.name} is downloaded whole, because llama.cpp's converter reads files: {reason}"
         )

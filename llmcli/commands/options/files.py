@@ -8,7 +8,7 @@ import typer
 
 from llmcli.commands import panels
 from llmcli.commands.options.groups import option_group
-from llmcli.model_loader.quantize_file import OutputSettings, SourceSettings
+from llmcli.model_loader.quantize_file import ConverterSettings, OutputSettings, SourceSettings
 
 ALLOW_PICKLE = typer.Option(
     "--allow-pickle", help="Read pickled weights (.bin, .pt) too, without running code in them."
@@ -43,10 +43,16 @@ SourceOptions = Annotated[
             help="Go on if llama.cpp encodes some text differently, and record the text in the "
             "file.",
         ),
+    ),
+]
+ConverterOptions = Annotated[
+    ConverterSettings,
+    option_group(
+        panels.SOURCE,
         converter=typer.Option(
             "--converter",
             help="Who converts a checkpoint: llmcli itself (native), or llama.cpp's own converter, "
-            "which needs llmcli\\[convert], time, and disk space for a copy; auto: llmcli itself "
+            "which needs the extra convert, time, and disk space for a copy; auto: llmcli itself "
             "where it has the model's family.",
         ),
         mmproj=typer.Option(

@@ -13,7 +13,7 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.file_type import type_flags, with_type_flags
-from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
+from llmcli.commands.options.files import ConverterOptions, Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.placement import PlacementGroup
 from llmcli.commands.quantize.options import (
@@ -100,6 +100,7 @@ def quantize(
     size: SizeOptions,
     verification: VerifyOptions,
     reading: SourceOptions,
+    conversion: ConverterOptions,
     output: OutputOptions,
     offline: Offline = False,
     trust: Trust = False,
@@ -124,5 +125,6 @@ def quantize(
         reading,
         output,
         placement_flags,
+        conversion,
     )
     print_result(run_quantization(request, config, ui), ui)

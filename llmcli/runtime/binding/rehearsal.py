@@ -24,6 +24,7 @@ PASS_CTX = 256  # cells of the context that computes tokens
 # Tokens of the passes, for a small file and for a large one, whose every pass takes long.
 SMALL_BYTES = 256 << 20
 SMALL_PASSES, LARGE_PASSES = (2, 1), (1,)
+NUMBERS_HINT = "check the weights of the checkpoint, or pull a GGUF of this model instead"
 # Text of several kinds of characters, and the beginning and end of a control token.
 PROBE_TEXT = "Once upon a time: 12.5 °C, 你好 <|im_start|>\n\t<s>"
 
@@ -136,6 +137,8 @@ def _require_numbers(model: Model, context: Any, is_embedding: bool) -> None:
     else:
         row, size = library.llama_get_logits_ith(context, -1), model.n_vocab
     if not row:
-        raise UserError(f"llama.cpp computes nothing with {model.path.name}")
+        raise UserError(f"llama.cpp computes nothing with {model.path.name}", NUMBERS_HINT)
     if not all(map(math.isfinite, row[:size])):
-        raise UserError(f"llama.cpp computes NaN or infinite numbers with {model.path.name}")
+        raise UserError(
+            f"llama.cpp computes NaN or infinite numbers with {model.path.name}", NUMBERS_HINT
+        )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.model_loader.placement_flags import NO_PLACEMENT_FLAGS, PlacementFlags
-from llmcli.model_loader.quantize_file import OutputSettings, SourceSettings
+from llmcli.model_loader.quantize_file import ConverterSettings, OutputSettings, SourceSettings
 from llmcli.text_input import expand_path
 from llmcli.workflows.certification.certify import VerifySettings
 from llmcli.workflows.quantization.method_settings import MeasuredInputs, MethodSettings
@@ -57,6 +57,7 @@ class QuantizeRequest:
     reading: SourceSettings = field(default_factory=SourceSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
     placement: PlacementFlags = NO_PLACEMENT_FLAGS
+    conversion: ConverterSettings = field(default_factory=ConverterSettings)
 
     @property
     def collects_statistics(self) -> bool:
@@ -273,10 +274,10 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI", stack: ExitSt
     placement = request.placement.join(ui, runs_model) if request.placement.typed else None
     model = find_convertible(
         request.source,
-        request.reading,
+        request.conversion,
         config,
         ui,
-        verifies or request.method.has_fold or needs_model,
+        request.reading.keep_source or verifies or request.method.has_fold or needs_model,
     )
     file_type = parse_file_type(
         request.file_type or (model.quant if model else None) or DEFAULT_TYPE
@@ -287,6 +288,7 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI", stack: ExitSt
         open_by_converter(
             model.path if model else expand_path(request.source).absolute(),
             request.reading,
+            request.conversion,
             config,
             ui,
             model.blobs if model else None,

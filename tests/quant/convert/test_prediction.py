@@ -23,6 +23,7 @@ CLASSES = [
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "DeepseekV3ForCausalLM",
+    "Glm4MoeForCausalLM",
 ]
 
 

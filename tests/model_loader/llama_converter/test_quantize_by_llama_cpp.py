@@ -1,0 +1,285 @@
+"""`llmcli quantize` and `convert` through llama.cpp's converter, of which a stand-in runs."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.config import load_config
+from quant.model_file import load_checks, read_header
+from tests.quant import tiny_checkpoint
+from tests.quant.upstream import tensor_contents
+
+UNKNOWN_CLASS = "LLaMAForCausalLM"  # the converter's spelling, of which llmcli has no family
+
+
+@pytest.fixture
+def folder(stories: Path, tmp_path: Path) -> Path:
+    """A checkpoint of a class that only the converter knows."""
+    (tmp_path / "models").mkdir()
+    folder = shutil.copytree(stories, tmp_path / "models" / "tiny")
+    tiny_checkpoint.edit(folder / "config.json", architectures=[UNKNOWN_CLASS])
+    return folder
+
+
+def leftovers() -> list[Path]:
+    """Return what conversions have left in the cache, besides lock files."""
+    found = (load_config().cache / "conversions").rglob("*")
+    return [path for path in found if path.suffix != ".lock"]
+
+
+def calls(converter: Path) -> int:
+    """Return how often the converter was started."""
+    file = converter / "calls"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def test_an_unknown_class_is_converted_by_llama_cpp_and_quantized(
+    llmcli: Any, folder: Path, converter: Path, stories_gguf: Path, tmp_path: Path
+) -> None:
+    done = llmcli("quantize", str(folder), "--q8_0", "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["converter"] == "llama.cpp"
+    out = folder.with_name("tiny-Q8_0.gguf")
+    assert document["path"] == str(out)
+    load_checks.check_loadable(read_header.read_header(out))
+    other = tmp_path / "other.gguf"
+    assert llmcli("quantize", str(stories_gguf), "--q8_0", "-o", str(other)).code == 0
+    assert tensor_contents(out) == tensor_contents(other)
+    assert read_header.read_header(out).metadata["llmcli.convert.converter"] == (
+        f"llama.cpp ({converter})"
+    )
+    assert f"because llmcli itself has no {UNKNOWN_CLASS}" in done.err
+    assert "it writes a temporary copy in F32 first: 1.0 MiB on disk and about" in done.err
+    assert "llama.cpp has loaded tiny and computed finite numbers with it" in done.err
+    assert leftovers() == []
+
+
+def test_a_finished_file_is_recognized_before_weights_are_converted(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    assert llmcli("quantize", str(folder), "--q8_0").code == 0
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert done.code == 0
+    assert "nothing to do" in done.err
+    assert "convert tiny" not in done.err
+    tensors = tiny_checkpoint.read(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
+    tiny_checkpoint.save(folder / "model.safetensors", tensors)
+    assert "convert tiny" in llmcli("quantize", str(folder), "--q8_0").err
+
+
+def test_a_dry_run_converts_no_weights_and_has_the_exact_size(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    done = llmcli("quantize", str(folder), "--q4_0", "--dry-run", "--json")
+    assert done.code == 0, done.err
+    assert "it writes a temporary copy" in done.err
+    assert "convert tiny" not in done.err
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+    assert leftovers() == []
+    expected = json.loads(done.out)["bytes"]
+    assert json.loads(llmcli("quantize", str(folder), "--q4_0", "--json").out)["bytes"] == expected
+
+
+def test_convert_writes_the_type_of_the_checkpoint(
+    llmcli: Any, folder: Path, converter: Path, stories_gguf: Path
+) -> None:
+    done = llmcli("convert", str(folder), "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert (document["converter"], document["file_type"]) == ("llama.cpp", "F32")
+    assert tensor_contents(Path(document["path"])) == tensor_contents(stories_gguf)
+    assert "--outtype f32" in (converter / "calls").read_text()
+
+
+def test_the_converter_can_be_chosen(
+    llmcli: Any, stories: Path, converter: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "x.gguf"
+    words = ("quantize", str(stories), "--q8_0", "-o", str(out), "--json", "--converter")
+    done = llmcli(*words, "llama.cpp")
+    assert (done.code, calls(converter)) == (0, 1), done.err
+    assert "because --converter says so" in done.err
+    done = llmcli(*words, "native", "--force")
+    assert json.loads(done.out)["converter"] == "native"
+    done = llmcli(*words, "auto", "--force")
+    assert (json.loads(done.out)["converter"], calls(converter)) == ("native", 1)
+
+
+def test_native_refuses_an_unknown_class(llmcli: Any, folder: Path, converter: Path) -> None:
+    done = llmcli("quantize", str(folder), "--converter", "native")
+    assert done.code == 1
+    assert f"is a {UNKNOWN_CLASS}; supported are" in done.err
+    assert calls(converter) == 0
+
+
+def test_a_class_that_neither_knows_is_one_line(llmcli: Any, folder: Path, converter: Path) -> None:
+    tiny_checkpoint.edit(folder / "config.json", architectures=["LamaForCausalLM"])
+    done = llmcli("quantize", str(folder))
+    assert done.code == 1
+    lines = done.err.strip().splitlines()
+    assert "which neither llmcli nor llama.cpp's converter" in lines[0]
+    assert "the nearest is LlamaForCausalLM" in lines[0]
+    assert lines[1:] == ["hint: pull a GGUF of this model instead"]
+    assert calls(converter) == 0
+
+
+@pytest.mark.parametrize(
+    ("behavior", "message", "shown"),
+    [
+        ("fails early", "failed on {folder}: ValueError: Missing tensor ␛[31mmodel.norm", 1),
+        ("fails half way", "failed on {folder}: RuntimeError: shape mismatch", 1),
+        ("runs code", "can only be read by Python code of its own, which llmcli never runs", 0),
+        ("imports", "needs the module a_module_that_is_missing, which is not installed", 0),
+        ("writes nothing", "has written 0 files for tiny, not one", 0),
+        ("nan", "llama.cpp computes NaN or infinite numbers with tiny.gguf", 0),
+    ],
+)
+def test_a_failure_is_explained_and_leaves_nothing(
+    llmcli: Any, folder: Path, converter: Path, behavior: str, message: str, shown: int
+) -> None:
+    (folder / "behavior").write_text(behavior)
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert done.code == 1
+    *lines, error, hint = done.err.strip().splitlines()
+    assert error.startswith("error: ")
+    assert message.format(folder=folder) in error
+    assert hint.startswith("hint: ")
+    assert any(line.startswith("  ") for line in lines) == bool(shown)
+    assert "\x1b" not in done.err
+    assert "Writing:" not in done.err
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+    assert leftovers() == []
+    assert not (converter / "ran").exists()
+
+
+def test_the_class_of_transformers_replaces_code_of_the_checkpoint(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    (folder / "behavior").write_text("has code")
+    assert llmcli("quantize", str(folder), "--q8_0").code == 0
+
+
+def test_the_converter_makes_no_connection(llmcli: Any, folder: Path, converter: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        (folder / "behavior").write_text(f"connects {server.getsockname()[1]}")
+        done = llmcli("quantize", str(folder), "--q8_0")
+        assert done.code == 1
+        assert "must not use the network" in done.err
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_a_converter_that_does_not_stop_at_its_header_is_used(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    (folder / "behavior").write_text("never stops")
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert done.code == 0, done.err
+    assert leftovers() == []
+
+
+def test_missing_packages_are_one_line(
+    llmcli: Any, folder: Path, converter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "llmcli.model_loader.llama_converter.run_converter.PACKAGES",
+        ("json", "not_there", "nor_this"),
+    )
+    done = llmcli("quantize", str(folder))
+    assert (done.code, done.err) == (
+        1,
+        "error: llama.cpp's converter needs not_there, nor_this, which are not installed\n"
+        "hint: pip install 'llmcli[convert]'\n",
+    )
+
+
+def test_options_of_the_other_converter_are_refused(
+    llmcli: Any, folder: Path, converter: Path, stories: Path, stories_gguf: Path
+) -> None:
+    done = llmcli("quantize", str(folder), "--tokenizer", str(stories))
+    assert (done.code, "--tokenizer does not apply" in done.err) == (2, True)
+    done = llmcli("quantize", str(stories_gguf), "--converter", "llama.cpp")
+    assert (done.code, "--converter applies to checkpoint folders" in done.err) == (2, True)
+
+
+def test_a_vocabulary_that_differs_from_the_tokenizer_is_refused_before_the_weights(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["model"]["merges"] = values["model"]["merges"][::-1]
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert done.code == 1
+    assert "llama.cpp would encode text differently" in done.err
+    assert "convert tiny" not in done.err
+
+
+def test_pickled_weights_need_allow_pickle(llmcli: Any, folder: Path, converter: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert done.code == 1
+    assert f"hint: llmcli quantize {folder} --q8_0 --allow-pickle\n" in done.err
+    assert llmcli("quantize", str(folder), "--q8_0", "--allow-pickle").code == 0
+
+
+def running_children(folder: Path) -> list[int]:
+    """Return the processes that convert a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue
+        if b"llama_converter.child" in words and str(folder).encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def is_ready(handle: int) -> bool:
+    """Wait until a pipe or a process has something to read."""
+    return bool(select.select([handle], [], [], 60)[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_converter_ends_with_llmcli(
+    folder: Path, converter: Path, number: signal.Signals, tmp_path: Path
+) -> None:
+    (folder / "behavior").write_text("hangs")
+    os.mkfifo(converter / "is_half")
+    pipe = os.open(converter / "is_half", os.O_RDONLY | os.O_NONBLOCK)
+    program = (
+        "from llmcli.model_loader.llama_converter import run_converter; "
+        "run_converter.PACKAGES = (); from llmcli.app import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "quantize", str(folder), "--q8_0"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert is_ready(pipe)
+        (child,) = running_children(folder)
+        handle = os.pidfd_open(child)
+        process.send_signal(number)
+        code = process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(pipe)
+    assert code == {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}[number]
+    assert is_ready(handle)
+    os.close(handle)
+    if number == signal.SIGINT:
+        assert leftovers() == []
