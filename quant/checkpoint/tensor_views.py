@@ -176,9 +176,11 @@ def split_vector(tensor: LazyTensor, count: int) -> LazyTensor:
 
 
 def transpose(tensor: LazyTensor) -> LazyTensor:
-    """Return the tensor with its last two axes exchanged. To return any rows of the result, read()
-    reads the whole matrix to which they belong.
+    """Return the tensor with its last two axes exchanged, as F32 if it is stored in blocks. To
+    return any rows of the result, read() reads the whole matrix to which they belong.
     """
+    if tensor.dtype in ggml.TYPE_NUMBERS and ggml.is_quantized(tensor.dtype):
+        tensor = map_values(tensor, lambda values: values)
     height, width = tensor.shape[-2:]
 
     def read(first: int, last: int) -> "U8":

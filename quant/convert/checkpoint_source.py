@@ -8,6 +8,7 @@ are reported in one error.
 import difflib
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ CLASSES_OF_TYPES = {
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
 }
+# Threads that read small parts of a checkpoint at once, because it may be on a server.
+READ_THREADS = 8
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # Endings of the names of matrices that stay F32, as in prepare_tensors of llama.cpp's
 # conversion/base.py: routers are small and sensitive to rounding, and ggml computes convolutions in
@@ -414,12 +417,13 @@ def _drop_surplus(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> _N
     allowed, tensors = shapes.allowed, dict(named.tensors)
     if HEAD_NAME in tensors and HEAD_NAME not in allowed:
         _check_tied_head(path, tensors.pop(HEAD_NAME), tensors.get(EMBEDDING_NAME))
-    remaining = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name in allowed or not _is_zero_bias(name, tensor)
-    }
-    return _NamedTensors(remaining, named.unknown)
+    surplus = [name for name in tensors if name not in allowed]
+    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="bias") as pool:
+        are_zero = list(pool.map(lambda name: _is_zero_bias(name, tensors[name]), surplus))
+    for name, is_zero in zip(surplus, are_zero, strict=True):
+        if is_zero:
+            del tensors[name]
+    return _NamedTensors(tensors, named.unknown)
 
 
 def _count_misfits(count: int) -> str:
@@ -525,10 +529,15 @@ def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None)
 
 def _is_copy(tensor: LazyTensor, original: LazyTensor, compared_rows: int) -> bool:
     """Return whether two matrices are equal. About `compared_rows` rows are compared."""
+    if (tensor.shape, tensor.dtype) != (original.shape, original.dtype):
+        return False
     rows = range(0, tensor.shape[0], max(1, tensor.shape[0] // compared_rows))
-    return (tensor.shape, tensor.dtype) == (original.shape, original.dtype) and not any(
-        (tensor.read(row, row + 1) != original.read(row, row + 1)).any() for row in rows
-    )
+    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="row") as pool:
+        return all(
+            pool.map(
+                lambda row: (tensor.read(row, row + 1) == original.read(row, row + 1)).all(), rows
+            )
+        )
 
 
 def _weight(name: str, tensor: LazyTensor) -> Weight:

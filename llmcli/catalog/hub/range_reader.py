@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 READ_STATUSES = (429, *RETRIED_STATUSES)
 # Statuses with which a host answers if the address to which the hub redirected has expired.
 EXPIRED_STATUSES = (400, 401, 403, 404, 410)
-# Bytes that are read in advance from each file. They usually contain its tensor table.
+# Bytes that are read in advance from each file. They usually contain its tensor table; a longer
+# table is read in advance, too.
 HEAD_BYTES = 1 << 16
+# Maximum bytes of a tensor table, as in quant/checkpoint/safetensors.py.
+MAX_TABLE_BYTES = 1 << 25
 ALIGNMENT_BYTES = 64  # of the addresses of the bytes that a read returns, for vector instructions
 NOTED_REST_BYTES = 1 << 25  # the user is told before more than this is read only for a check
 CONTENT_RANGE_PATTERN = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
@@ -241,16 +244,25 @@ class RemoteFile:
 
 
 def fetch_heads(files: Sequence[RemoteFile]) -> None:
-    """Read the first HEAD_BYTES of every file in parallel and store them, so that reading the
-    tensor tables needs no further requests. Raises RangesUnsupported if the server does not send
-    ranges.
+    """Read the tensor table of every safetensors file in parallel, and at least the first
+    HEAD_BYTES, and store these bytes, so that opening the checkpoint needs no further requests for
+    tables. Raises RangesUnsupported if the server does not send ranges.
     """
     with ThreadPoolExecutor(8, thread_name_prefix="head") as pool:
-        all_first_bytes = pool.map(
-            lambda file: file.read(0, min(HEAD_BYTES, file.size)).tobytes(), files
-        )
-        for file, first_bytes in zip(files, all_first_bytes, strict=True):
+        for file, first_bytes in zip(files, pool.map(_read_head, files), strict=True):
             file.first_bytes = first_bytes
+
+
+def _read_head(file: RemoteFile) -> bytes:
+    """Return the first HEAD_BYTES of a safetensors file, or the whole table of its tensors if that
+    is longer. A table that is too long to be valid is not read.
+    """
+    head = file.read(0, min(HEAD_BYTES, file.size)).tobytes()
+    table_bytes = int.from_bytes(head[:8], "little")
+    end = min(8 + table_bytes, file.size)
+    if table_bytes > MAX_TABLE_BYTES or end <= len(head):
+        return head
+    return head + file.read(len(head), end - len(head)).tobytes()
 
 
 def _strong_etag(value: str | None) -> str:

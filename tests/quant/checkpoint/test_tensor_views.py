@@ -134,6 +134,16 @@ def test_transpose(make_tensor: Callable[[np.ndarray], LazyTensor]) -> None:
     np.testing.assert_array_equal(values(tensor_views.transpose(transposed)), stored)
 
 
+def test_transpose_of_blocks_gives_f32() -> None:
+    stored = np.random.default_rng(0).integers(-4, 5, (2, 3, 32)).astype(np.float32)
+    blocks = ggml.encode(stored.reshape(6, 32), "Q8_0", label="x").reshape(6, -1)
+    source = LazyTensor("x", (2, 3, 32), "Q8_0", Path("x"), lambda i, j: blocks[i:j])
+    transposed = tensor_views.transpose(source)
+    assert (transposed.dtype, transposed.shape) == ("F32", (2, 32, 3))
+    expected = ggml.decode(blocks, "Q8_0", 32, label="x").reshape(2, 3, 32).swapaxes(1, 2)
+    np.testing.assert_array_equal(values(transposed), expected)
+
+
 def test_reshape() -> None:
     np.testing.assert_array_equal(
         values(tensor_views.reshape(lazy(STACK), 18, 4)), STACK.reshape(18, 4)

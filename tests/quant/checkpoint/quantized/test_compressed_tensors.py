@@ -10,7 +10,7 @@ import pytest
 from quant.convert import checkpoint_source
 from quant.errors import UserError
 from tests.quant import tiny_checkpoint
-from tests.quant.checkpoint.quantized.stored import pack_bit_stream
+from tests.quant.checkpoint.quantized.stored import Stored, floats, pack_bit_stream, restore
 from tests.quant.quantized_checkpoint import restored_tensors, write
 
 torch = pytest.importorskip(
@@ -323,3 +323,18 @@ def test_matrix_with_the_settings_of_the_matching_group_is_restored(
     restored = restored_tensors(path)
     assert np.array_equal(restored[NAME], values)
     assert checkpoint_source.open_checkpoint(path).weights
+
+
+def test_only_the_shape_of_one_matrix_of_each_kind_is_read_at_open() -> None:
+    arrays: dict[str, Any] = {}
+    for layer in range(10):
+        stored = random_packed_matrix(4, 4, "packed", True)[0]
+        arrays |= {f"layers.{layer}.weight{ending}": array for ending, array in stored.items()}
+    arrays["layers.7.weight_shape"] = np.array([64, 170], np.int64)
+    stored_arrays = Stored(arrays)
+    result = restore(FOUR_BITS, stored_arrays)
+    assert sorted(stored_arrays.reads) == ["layers.0.weight_g_idx", "layers.0.weight_shape"]
+    values = random_packed_matrix(4, 4, "packed", True)[1]
+    assert np.array_equal(floats(result["layers.9.weight"]), values)
+    with pytest.raises(UserError, match=r"layers\.7\.weight_shape differs from the shapes"):
+        floats(result["layers.7.weight"])
