@@ -221,6 +221,10 @@ def _find_cached_scratch_files(config: Config) -> Iterator[RemovableItem]:
         with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.gguf*")) if is_locked else ():
                 yield RemovableItem(path, _size(path), copies[lock.parent.name])
+    for lock in sorted((config.cache / "conversions").glob("*.lock")):
+        with file_lock.hold_lock(lock) as is_locked:
+            if is_locked and (folder := lock.with_suffix("")).is_dir():
+                yield RemovableItem(folder, _size(folder), "unfinished conversion")
     for lock in sorted((config.cache / "calibrations").glob("*.lock")):
         with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.*")) if is_locked else ():
@@ -279,7 +283,7 @@ def _find_in_folder(folder: Path) -> Iterator[RemovableItem]:
 
 def _needed_files(folder: Path) -> set[Path]:
     """Return the files in a folder that belong to a complete model: those that the manifest lists,
-    the manifest itself and the certificates. Without a usable manifest, return the complete GGUFs.
+    the manifest itself, the certificates and mmproj files. Without a usable manifest, return the complete GGUFs.
     """
     manifest = store.read_manifest(folder / "manifest.json")
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):
@@ -289,7 +293,8 @@ def _needed_files(folder: Path) -> set[Path]:
     certificates = (
         path for file in files for path in folder.glob(f"{escape(file.stem)}.certificate.*")
     )
-    return {folder / "manifest.json", *files, *certificates}
+    mmproj = folder.glob("mmproj-*.gguf")  # of quantize --mmproj
+    return {folder / "manifest.json", *files, *certificates, *mmproj}
 
 
 def _is_complete(path: Path) -> bool:

@@ -7,12 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from llmcli.commands import panels
 from llmcli.commands.command_context import start_command
 from llmcli.commands.completion import complete_models
 from llmcli.commands.options.arguments import Json
 from llmcli.commands.options.files import ConverterOptions, Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.model_loader.pickle_hint import pickle_hint
+from llmcli.model_loader.quantize_file import ConverterSettings, SourceSettings
 from llmcli.text_input import expand_path
 
 
@@ -24,36 +26,61 @@ def register(app: typer.Typer) -> None:
 @pickle_hint()
 def convert(
     source: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="SRC",
             autocompletion=complete_models,
-            help="A checkpoint folder, or a model's name.",
+            help="A checkpoint folder, or a model's name. With --lora: the model that the adapter "
+            "changes, if the adapter does not name it.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     *,
     outtype: Annotated[
         Literal["auto", "f32", "f16", "bf16", "q8_0"],
         typer.Option(help="Type of the matrices; auto: the type of the checkpoint's first matrix."),
     ] = "auto",
+    lora: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel=panels.SOURCE,
+            help="Convert the LoRA adapter in this folder instead, with llama.cpp's converter, to a "
+            "GGUF adapter for llama-cli --lora.",
+        ),
+    ] = None,
     reading: SourceOptions,
     conversion: ConverterOptions,
     writing: OutputOptions,
     offline: Offline = False,
     json: Json = False,
 ) -> None:
-    """Convert a checkpoint folder into a GGUF of floats or Q8_0."""
-    from llmcli.commands.quantize.report import print_result
+    """Convert a checkpoint folder into a GGUF of floats or Q8_0, or a LoRA adapter into a GGUF
+    adapter.
+    """
+    from llmcli.commands.quantize.report import print_adapter, print_result
+    from llmcli.errors import UsageError
     from llmcli.model_loader import plan_notes, quantize_file
+    from llmcli.model_loader.llama_converter import side_files
+    from llmcli.model_loader.llama_converter.adapter import AdapterRequest, convert_adapter
     from llmcli.workflows.quantization.quantize import QuantizeResult
     from quant.quantize.output_files import require_writable_file
     from quant.quantize.plan import plan_quantization
     from quant.quantize.write import is_finished
 
     config, ui = start_command(json, offline, reading.allow_pickle)
+    if lora is not None:
+        _require_no_other_option(reading, conversion)
+        request = AdapterRequest(lora, source, outtype, reading.allow_pickle, writing)
+        print_adapter(convert_adapter(request, config, ui), ui)
+        return
+    if source is None:
+        raise UsageError("convert needs a checkpoint", hint="llmcli convert FOLDER")
     model = quantize_file.find_convertible(source, conversion, config, ui, reading.keep_source)
     folder, blobs = (model.path, model.blobs) if model else (expand_path(source).absolute(), None)
     _require_folder(folder)
+    if conversion.mmproj:
+        side_files.check_mmproj(folder, config, ui)
     with quantize_file.open_by_converter(folder, reading, conversion, config, ui, blobs) as opened:
         dtype = opened.source.dtype
         plan = plan_quantization(opened.source, dtype if outtype == "auto" else outtype)
@@ -71,7 +98,34 @@ def convert(
                 report = quantize_file.write_with_progress(
                     plan, target, ui, threads=writing.threads, force=writing.force
                 )
-    print_result(QuantizeResult(plan, target, report, converter=opened.converter), ui)
+            mmproj = (
+                side_files.write_mmproj(
+                    folder,
+                    side_files.mmproj_path(target, plan.source.name),
+                    config,
+                    ui,
+                    force=writing.force,
+                    dry_run=writing.dry_run,
+                )
+                if conversion.mmproj
+                else None
+            )
+    result = QuantizeResult(plan, target, report, converter=opened.converter, mmproj=mmproj)
+    print_result(result, ui)
+
+
+def _require_no_other_option(reading: SourceSettings, conversion: ConverterSettings) -> None:
+    """Raise UsageError for an option that does not apply to adapters."""
+    from llmcli.errors import UsageError
+
+    flags = {
+        "--tokenizer": reading.tokenizer,
+        "--pre": reading.pre,
+        "--mmproj": conversion.mmproj,
+        "--converter native": conversion.converter == "native",
+    }
+    if flag := next((name for name, value in flags.items() if value), None):
+        raise UsageError(f"{flag} does not apply to --lora", hint=f"leave out {flag}")
 
 
 def _require_folder(path: Path) -> None:

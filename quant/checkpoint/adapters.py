@@ -32,5 +32,5 @@ def lora_error(location: str, base: str) -> UserError:
     return UserError(
         f"{location} is a LoRA adapter of {base}, not a complete model",
         hint="merge it into that model first: merge_and_unload() of the peft package, then "
-        "save_pretrained()",
+        "save_pretrained(); or make a GGUF adapter for llama-cli: llmcli convert --lora FOLDER",
     )

@@ -56,7 +56,7 @@ def extract_language_part(folder: Path, stored: Mapping[str, LazyTensor]) -> Lan
     omitted_parts = sorted({name.removeprefix("model.").split(".")[0] for name in omitted})
     note = (
         f"only the language part is converted: {len(omitted)} tensors of {', '.join(omitted_parts)} "
-        "are left out"
+        "are left out; --mmproj makes a file of them, for llama-mtmd-cli"
     )
     return LanguagePart(tensors, (note,) if omitted else ())
 

@@ -364,5 +364,5 @@ def test_a_folder_with_only_an_adapter_is_called_a_lora(
         assert done.err.splitlines() == [
             f"error: {tmp_path} is a LoRA adapter of org/base, not a complete model",
             "hint: merge it into that model first: merge_and_unload() of the peft package, then "
-            "save_pretrained()",
+            "save_pretrained(); or make a GGUF adapter for llama-cli: llmcli convert --lora FOLDER",
         ]

@@ -1,11 +1,16 @@
 """The text and JSON output of quantize and convert."""
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from llmcli.ui import UI
 from llmcli.units import format_count, format_size
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llmcli.model_loader.llama_converter.adapter import AdapterResult
+    from llmcli.model_loader.llama_converter.side_files import SideFile
     from llmcli.workflows.quantization.quantize import QuantizeResult
 
 
@@ -24,9 +29,47 @@ def print_result(result: "QuantizeResult", ui: UI) -> None:
     else:
         _print_remarks(result, ui)
         ui.text(f"{names} ({format_size(result.nbytes)}, {result.seconds:.1f} s)")
+    if result.mmproj:
+        print_mmproj(result.mmproj, files[0], ui)
     if result.certified_file:
         certificate = result.certified_file
         certificate_text.print_summary(certificate.certificate, certificate.sidecars, ui)
+
+
+def print_mmproj(file: "SideFile", model: "Path", ui: UI) -> None:
+    """Print the path of a model's vision or audio part, and how to run it."""
+    verb = "would write " if file.is_planned else ""
+    ui.text(f"{verb}{file.path} ({format_size(file.nbytes)}): the vision or audio part")
+    ui.note(
+        "llmcli does not run mmproj files yet; llama.cpp's llama-mtmd-cli does: "
+        + shlex.join(["llama-mtmd-cli", "-m", str(model), "--mmproj", str(file.path)])
+    )
+
+
+def print_adapter(result: "AdapterResult", ui: UI) -> None:
+    """Print the path of a GGUF adapter and how to run it, or a JSON document with --json."""
+    file, header = result.file, result.header
+    if ui.json:
+        ui.result(
+            {
+                "path": str(file.path),
+                "bytes": file.nbytes,
+                "architecture": header.architecture,
+                "base": str(result.base),
+                "alpha": result.alpha,
+                "tensors": len(header.tensors),
+                "dry_run": file.is_planned,
+                "present": file.is_present,
+            }
+        )
+        return
+    verb = "would write " if file.is_planned else ""
+    ui.text(
+        f"{verb}{file.path} ({format_size(file.nbytes)}): an adapter for {header.architecture}, "
+        f"{len(header.tensors)} tensors, alpha {result.alpha:g}"
+    )
+    words = ["llama-cli", "-m", "MODEL.gguf", "--lora", str(file.path)]
+    ui.note(f"llmcli does not run adapters yet; llama.cpp does: {shlex.join(words)}")
 
 
 def build_document(result: "QuantizeResult") -> dict[str, Any]:
@@ -64,6 +107,12 @@ def build_document(result: "QuantizeResult") -> dict[str, Any]:
             for row in result.type_summaries
         },
         "converter": result.converter or None,
+        "mmproj": result.mmproj
+        and {
+            "path": str(result.mmproj.path),
+            "bytes": result.mmproj.nbytes,
+            "present": result.mmproj.is_present,
+        },
         "dry_run": report is None,
         "present": report is not None and report.already_finished,
         "resumed_tensors": report.resumed if report else 0,

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from quant.source.source import Source
 
 CONVERTER_KEY = "llmcli.convert.converter"
+MMPROJ_NOTE = (
+    "only the language part is converted; --mmproj makes a file of the vision or audio part, for "
+    "llama-mtmd-cli"
+)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 VERIFIED_VOCABULARIES = ("gpt2", "llama", "t5")  # tokenizer.ggml.model
 NO_VOCABULARY = ("none", "no_vocab")
@@ -108,6 +112,8 @@ def convert_checkpoint(
         header = read_header.read_header(conversion.header_file)
         load_checks.check_loadable(header)
         source = _open_source(folder, header, conversion.file, files, pre)
+        if road.has_mmproj_class(folder, config):
+            source = replace(source, notes=(*source.notes, MMPROJ_NOTE))
         kind = header.metadata.get("tokenizer.ggml.model")
         source = _verify(source, kind, pre, accept_tokenizer_differences, ui)
         ui.note(

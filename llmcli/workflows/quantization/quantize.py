@@ -23,6 +23,7 @@ from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
+    from llmcli.model_loader.llama_converter.side_files import SideFile
     from llmcli.model_loader.quantize_file import OpenedSource
     from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.ui import UI
@@ -162,7 +163,8 @@ class QuantizeResult:
 
     `report`: None for a dry run. `certified_file`: the certificate of --verify; None without
     --verify. `mix_fields`: the JSON fields of a mix of types. `converter`: who has converted the
-    checkpoint, "native" or "llama.cpp"; "" for a GGUF.
+    checkpoint, "native" or "llama.cpp"; "" for a GGUF. `mmproj`: the file of its vision or audio
+    part, if it was requested.
     """
 
     plan: "Plan"
@@ -171,6 +173,7 @@ class QuantizeResult:
     certified_file: "CertifiedFile | None" = None
     mix_fields: Mapping[str, Any] = field(default_factory=dict)
     converter: str = ""
+    mmproj: "SideFile | None" = None
 
     @property
     def files(self) -> list[Path]:
@@ -282,11 +285,16 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI", stack: ExitSt
     file_type = parse_file_type(
         request.file_type or (model.quant if model else None) or DEFAULT_TYPE
     )
+    path = model.path if model else expand_path(request.source).absolute()
+    if request.conversion.mmproj:
+        from llmcli.model_loader.llama_converter.side_files import check_mmproj
+
+        check_mmproj(path, config, ui)
     if request.file_type and request.file_type.upper() in FILE_TYPE_ALIASES:
         ui.note(f"{request.file_type.upper()} means {file_type.name}")
     opened = stack.enter_context(
         open_by_converter(
-            model.path if model else expand_path(request.source).absolute(),
+            path,
             request.reading,
             request.conversion,
             config,
@@ -401,10 +409,9 @@ def write(
         dry_run=output.dry_run,
     ) as target:
         certify.require_disk_space(plan, target, job.verify_request, config)
+        result = QuantizeResult(plan, target, mix_fields=mix_fields, converter=job.opened.converter)
         if output.dry_run:
-            return QuantizeResult(
-                plan, target, mix_fields=mix_fields, converter=job.opened.converter
-            )
+            return replace(result, mmproj=write_mmproj(job, target, config, ui))
         if output.force or verifies or not is_finished(plan, target):
             job.opened.write_weights()
         write_model = (
@@ -418,7 +425,27 @@ def write(
         certified_file = certify.certify(
             plan, target, report, job.verify_request, mix_fields, config, ui
         )
+        mmproj = write_mmproj(job, target, config, ui)
     if certified_file:
         # the digest is that of the file without its certificate
         report = replace(report, sha256=None)
-    return QuantizeResult(plan, target, report, certified_file, mix_fields, job.opened.converter)
+    return replace(result, report=report, certified_file=certified_file, mmproj=mmproj)
+
+
+def write_mmproj(job: QuantizeJob, target: Path, config: "Config", ui: "UI") -> "SideFile | None":
+    """Write the mmproj file beside the model file `target` if it is requested, and return it. A dry
+    run writes nothing. Raises UserError.
+    """
+    from llmcli.model_loader.llama_converter import side_files
+
+    if not job.request.conversion.mmproj:
+        return None
+    output = job.request.output
+    return side_files.write_mmproj(
+        job.source.path,
+        side_files.mmproj_path(target, job.source.name),
+        config,
+        ui,
+        force=output.force,
+        dry_run=output.dry_run,
+    )

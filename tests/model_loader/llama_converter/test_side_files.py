@@ -1,0 +1,217 @@
+"""`quantize --mmproj` and `convert --lora`, with a stand-in for llama.cpp's converter."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcli.config import load_config
+from quant.model_file import read_header
+from tests.fixtures import converter as stand_in
+from tests.quant import tiny_checkpoint
+
+VISION = {"architectures": ["LlamaForConditionalGeneration"]}  # what the stand-in knows
+ADAPTER = {"peft_type": "LORA", "lora_alpha": 8, "r": 4, "base_model_name_or_path": "org/base"}
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def leftovers() -> list[Path]:
+    found = (load_config().cache / "conversions").rglob("*")
+    return [path for path in found if path.suffix != ".lock"]
+
+
+@pytest.fixture
+def folder(stories: Path, tmp_path: Path) -> Path:
+    """A checkpoint of a native family with a vision part."""
+    (tmp_path / "models").mkdir()
+    folder = shutil.copytree(stories, tmp_path / "models" / "tiny")
+    tiny_checkpoint.edit(folder / "config.json", vision_config=VISION)
+    tensors = tiny_checkpoint.read(folder / "model.safetensors")
+    tensors["vision_tower.patch.weight"] = np.zeros((4, 32), np.float32)
+    tiny_checkpoint.save(folder / "model.safetensors", tensors)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["quantize", "convert"])
+@pytest.mark.parametrize("road", ["native", "llama.cpp"])
+def test_the_vision_part_is_written_beside_the_model(
+    llmcli: Any, folder: Path, converter: Path, command: str, road: str
+) -> None:
+    done = llmcli(command, str(folder), "--mmproj", "--converter", road, "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    out = folder.with_name("mmproj-tiny.gguf")
+    assert document["mmproj"] == {
+        "path": str(out),
+        "bytes": out.stat().st_size,
+        "present": False,
+    }
+    assert document["converter"] == road
+    header = read_header.read_header(out)
+    assert (header.architecture, len(header.tensors)) == ("clip", 1)
+    assert len(files_in(folder.parent)) == 3
+    assert leftovers() == []
+
+
+def test_the_tool_that_runs_it_is_named_and_a_finished_file_is_kept(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    words = ("quantize", str(folder), "--q8_0", "--mmproj")
+    done = llmcli(*words)
+    out = folder.with_name("mmproj-tiny.gguf")
+    model = folder.with_name("tiny-Q8_0.gguf")
+    assert f"{out} (" in done.out
+    assert f"llama-mtmd-cli -m {model} --mmproj {out}" in done.err
+    time = out.stat().st_mtime_ns
+    done = llmcli(*words)
+    assert f"{out} is up to date: nothing to do" in done.err
+    assert out.stat().st_mtime_ns == time
+    done = llmcli(*words, "--force")
+    assert (done.code, out.stat().st_mtime_ns > time) == (0, True)
+
+
+def test_without_the_flag_a_note_says_how_to_get_it(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    for road in ("native", "llama.cpp"):
+        done = llmcli("quantize", str(folder), "--q8_0", "--converter", road, "--force")
+        assert (done.code, "--mmproj makes a file of" in done.err) == (0, True)
+    assert files_in(folder.parent) == ["tiny", "tiny-Q8_0.gguf"]
+
+
+def test_a_dry_run_writes_no_mmproj_file(llmcli: Any, folder: Path, converter: Path) -> None:
+    done = llmcli("quantize", str(folder), "--mmproj", "--dry-run")
+    assert done.code == 0, done.err
+    assert f"would write {folder.with_name('mmproj-tiny.gguf')}" in done.out
+    assert (files_in(folder.parent), leftovers()) == (["tiny"], [])
+
+
+def test_a_foreign_file_is_not_replaced(llmcli: Any, folder: Path, converter: Path) -> None:
+    out = folder.with_name("mmproj-tiny.gguf")
+    out.write_bytes(b"something else")
+    words = ("quantize", str(folder), "--q8_0", "--mmproj")
+    done = llmcli(*words)
+    assert (done.code, out.read_bytes()) == (1, b"something else")
+    assert "was not made by llmcli, so it is not replaced" in done.err
+    assert llmcli(*words, "--force").code == 0
+
+
+def test_a_model_without_a_vision_part_is_refused_first(
+    llmcli: Any, stories: Path, stories_gguf: Path, converter: Path, tmp_path: Path
+) -> None:
+    done = llmcli("quantize", str(stories), "--mmproj", "-o", str(tmp_path / "x.gguf"))
+    assert (done.code, "has no vision or audio part that" in done.err) == (1, True)
+    done = llmcli("quantize", str(stories_gguf), "--mmproj")
+    assert (done.code, "--mmproj applies to checkpoint folders" in done.err) == (2, True)
+    assert not (converter / "calls").exists()
+
+
+def test_undefined_weights_are_refused(llmcli: Any, folder: Path, converter: Path) -> None:
+    stand_in.write_mmproj(converter / "mmproj.gguf", float("inf"))
+    done = llmcli("quantize", str(folder), "--q8_0", "--mmproj")
+    assert done.code == 1
+    assert "v.patch_embd.weight contains NaN or infinite values" in done.err
+    assert files_in(folder.parent) == ["tiny", "tiny-Q8_0.gguf"]
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapters" / "style"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    tensors = {"base_model.model.x.lora_A.weight": np.ones((4, 64), np.float32)}
+    tiny_checkpoint.save(folder / "adapter_model.safetensors", tensors, "F16")
+    return folder
+
+
+def test_an_adapter_becomes_a_gguf(
+    llmcli: Any, adapter: Path, stories: Path, converter: Path
+) -> None:
+    done = llmcli("convert", str(stories), "--lora", str(adapter), "--json")
+    assert done.code == 0, done.err
+    out = adapter.with_name("style-lora.gguf")
+    assert json.loads(done.out) == {
+        "path": str(out),
+        "bytes": out.stat().st_size,
+        "architecture": "llama",
+        "base": str(stories),
+        "alpha": 8.0,
+        "tensors": 2,
+        "dry_run": False,
+        "present": False,
+    }
+    words = (converter / "calls").read_text()
+    assert f"{adapter} --base {stories} --outtype f16" in words
+    done = llmcli("convert", "--lora", str(adapter), str(stories))
+    assert "nothing to do" in done.err
+    assert f"llama-cli -m MODEL.gguf --lora {out}" in done.err
+    assert (files_in(adapter.parent), leftovers()) == (["style", "style-lora.gguf"], [])
+
+
+def test_the_base_model_is_that_of_the_adapter(
+    llmcli: Any, adapter: Path, stories: Path, converter: Path
+) -> None:
+    tiny_checkpoint.edit(adapter / "adapter_config.json", base_model_name_or_path=str(stories))
+    done = llmcli("convert", "--lora", str(adapter), "--outtype", "q8_0", "--dry-run")
+    assert done.code == 0, done.err
+    assert "would write" in done.out
+    assert "--outtype q8_0" in (converter / "calls").read_text()
+    tiny_checkpoint.edit(adapter / "adapter_config.json", base_model_name_or_path=None)
+    done = llmcli("convert", "--lora", str(adapter))
+    assert done.code == 1
+    assert f"{adapter} does not name the model that it changes" in done.err
+    assert f"llmcli convert BASE --lora {adapter}" in done.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True, "use_rslora": True}, "use_dora is set; use_rslora is set"),
+        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern gives tensors different alphas"),
+        ({"modules_to_save": ["lm_head"]}, "it replaces whole modules"),
+        ({"peft_type": "IA3"}, "its kind is IA3"),
+        ({"lora_alpha": None}, "it has no lora_alpha"),
+        ({"lora_alpha": [8]}, "it has no lora_alpha"),
+        ({"bias": "all"}, "it trains biases"),
+    ],
+)
+def test_what_a_gguf_adapter_cannot_hold_is_refused(
+    llmcli: Any,
+    adapter: Path,
+    stories: Path,
+    converter: Path,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    tiny_checkpoint.edit(adapter / "adapter_config.json", **changes)
+    done = llmcli("convert", str(stories), "--lora", str(adapter))
+    assert (done.code, "cannot be a GGUF adapter" in done.err) == (1, True)
+    assert message in done.err
+    assert not (converter / "calls").exists()
+
+
+def test_an_adapter_without_files_or_pairs_is_refused(
+    llmcli: Any, adapter: Path, stories: Path, converter: Path, tmp_path: Path
+) -> None:
+    words = ("convert", str(stories), "--lora")
+    assert "has no adapter_config.json" in llmcli(*words, str(stories)).err
+    assert "there is no folder" in llmcli(*words, str(tmp_path / "nothing")).err
+    stand_in.write_adapter(converter / "adapter.gguf", rank=3)
+    done = llmcli(*words, str(adapter))
+    assert (done.code, "attn_q.weight has no fitting pair" in done.err) == (1, True)
+    (adapter / "adapter_model.safetensors").unlink()
+    assert "has no weights" in llmcli(*words, str(adapter)).err
+    assert files_in(adapter.parent) == ["style"]
+
+
+def test_usage_of_convert(llmcli: Any, adapter: Path, stories: Path, converter: Path) -> None:
+    done = llmcli("convert")
+    assert (done.code, "convert needs a checkpoint" in done.err) == (2, True)
+    done = llmcli("convert", "--lora", str(adapter), "--mmproj")
+    assert (done.code, "--mmproj does not apply to --lora" in done.err) == (2, True)
