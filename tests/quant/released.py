@@ -82,6 +82,34 @@ QWEN35_MOE_TEXT = {
     "shared_expert_intermediate_size": 512,
     "vocab_size": 248320,
 }
+GEMMA3N_E4B: dict[str, Any] = {
+    "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 25,
+    "altup_active_idx": 0,
+    "altup_coef_clip": 120.0,
+    "altup_correct_scale": True,
+    "altup_num_inputs": 4,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2048,
+    "hidden_size_per_layer_input": 256,
+    "intermediate_size": [16384] * 35,
+    "laurel_rank": 64,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3n_text",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 35,
+    "num_key_value_heads": 2,
+    "num_kv_shared_layers": 15,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": 512,
+    "vocab_size": 262400,
+    "vocab_size_per_layer_input": 262144,
+}
 GEMMA4_ROPE = {
     "full_attention": {
         "partial_rotary_factor": 0.25,
@@ -702,6 +730,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
     },
+    "gemma-3n-E4B-it": {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "model_type": "gemma3n",
+        "text_config": GEMMA3N_E4B,
+    },
+    "gemma-3n-E4B-it, text part": {"architectures": ["Gemma3nForCausalLM"], **GEMMA3N_E4B},
     "gemma-4-E2B-it": {
         "architectures": ["Gemma4ForConditionalGeneration"],
         "eos_token_id": [1, 106],

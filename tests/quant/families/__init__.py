@@ -45,7 +45,8 @@ class Case:
     `scale` the standard deviation of the matrices. `change` edits the model in place. `config`
     edits the config.json after saving, for older spellings. `original` saves the tensors as in the
     first checkpoints of the family (separate experts), otherwise as in transformers 5. `limit` is
-    the largest allowed normalized mean squared error of the logits.
+    the largest allowed normalized mean squared error of the logits. `built` is the class that is
+    built instead of `hf`, if transformers cannot build that one without further libraries.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Case:
     config: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     original: bool = True
     limit: float = 1e-6
+    built: str = ""
 
 
 def settings(case: Case) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def build(case: Case, folder: Path) -> Path:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model_class = getattr(transformers, case.hf)
+    model_class = getattr(transformers, case.built or case.hf)
     config = model_class.config_class(**settings(case))
     model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32)
     torch.manual_seed(0)

@@ -66,9 +66,7 @@ def test_released_config_gives_the_values_of_transformers(name: str, tmp_path: P
     theirs = transformers.AutoConfig.from_pretrained(tmp_path).get_text_config()
     theirs.allow_global_per_layer_attribute_access = True
     for key, attribute in NAMES.items():
-        expected = getattr(theirs, attribute, None)
-        if isinstance(expected, list) and len(set(map(str, expected))) == 1:
-            expected = expected[0]  # a number for each layer, all of them equal
+        expected = first_number(getattr(theirs, attribute, None))
         if key in keys and expected is not None and key != "attention.head_count_kv":
             assert keys[key] == pytest.approx(expected), key
     kv_heads = values["attention.head_count_kv"]
