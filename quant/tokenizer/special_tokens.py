@@ -165,6 +165,26 @@ def find_surrounding_tokens(
     return adds_bos, adds_eos, notes
 
 
+def count_separators(tokenizer: Json) -> int:
+    """Return the number of special tokens that a tokenizer.json puts between two texts."""
+    count = 0
+    for step in flatten_sequence(tokenizer.get("post_processor"), "processors"):
+        match step:
+            case {"type": "TemplateProcessing", "pair": [*parts]}:
+                places = [
+                    index
+                    for index, part in enumerate(parts)
+                    if isinstance(part, dict) and "Sequence" in part
+                ]
+                if len(places) == 2:
+                    count = places[1] - places[0] - 1
+            case {"type": "BertProcessing"}:
+                count = 1
+            case {"type": "RobertaProcessing"}:
+                count = 2
+    return count
+
+
 def _adds_nothing(node: Any) -> bool:
     """Return whether a post-processor node of tokenizer.json adds no special tokens."""
     steps = (step for step in flatten_sequence(node, "processors") if step is not None)
@@ -183,4 +203,6 @@ def _template_ends(node: Any) -> tuple[bool, bool]:
                     adds_first or "SpecialToken" in head,
                     adds_last or "SpecialToken" in tail,
                 )
+            case {"type": "BertProcessing" | "RobertaProcessing"}:
+                adds_first = adds_last = True
     return adds_first, adds_last

@@ -1,7 +1,7 @@
 """Converts a checkpoint folder's tokenizer to the metadata entries of a GGUF vocabulary.
 
-Three kinds of tokenizers are read: SentencePiece (tokenizer.model, or a tokenizer.json made from
-one), Unigram and byte-level BPE (tokenizer.json). Added tokens, special ids, end-of-turn tokens and
+Four kinds of tokenizers are read: SentencePiece (tokenizer.model, or a tokenizer.json made from
+one), Unigram, WordPiece and byte-level BPE (tokenizer.json). Added tokens, special ids, end-of-turn tokens and
 the chat template are included.
 """
 
@@ -21,6 +21,7 @@ from quant.tokenizer import (
     special_tokens,
     token_table,
     unigram,
+    wordpiece,
 )
 from quant.tokenizer.json_nodes import flatten_sequence, prepends_space
 from quant.tokenizer.sentencepiece_model import (
@@ -32,6 +33,7 @@ from quant.tokenizer.sentencepiece_model import (
 )
 from quant.tokenizer.token_table import AddedToken, VocabularyToken
 
+MODELS_WITHOUT_SCORES = ("gpt2", wordpiece.TOKENIZER_MODEL)
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -65,7 +67,7 @@ ExtraEntries = list[tuple[str, str, Any]]
 @dataclass(frozen=True, slots=True)
 class ParsedTokenizer:
     """A parsed tokenizer. `model_name` is llama.cpp's name for the kind of tokenizer ("llama",
-    "gpt2", "t5"). `tokens` are its tokens by row. `entries` are the metadata that only this kind
+    "gpt2", "t5", "bert"). `tokens` are its tokens by row. `entries` are the metadata that only this kind
     has, as (key, type, value). `unknown_row` is the row of the unknown token, None if the kind has
     none.
     """
@@ -93,6 +95,9 @@ def load_vocabulary(
     """
     files = _read_files(folder)
     parsed = _parse(files)
+    if parsed.model_name == wordpiece.TOKENIZER_MODEL:
+        files = replace(files, settings=wordpiece.complete_settings(files.settings))
+    has_scores = parsed.model_name not in MODELS_WITHOUT_SCORES
     size = config.get_int(
         "vocab_size", default=max(parsed.tokens, default=0) + 1 if size_from_tokenizer else None
     )
@@ -109,7 +114,7 @@ def load_vocabulary(
         index: token for index, token in added.items() if index < size or not size_from_tokenizer
     }
     token_rows = token_table.build_token_table(
-        parsed.tokens, added, size, str(folder.path), has_scores=parsed.model_name != "gpt2"
+        parsed.tokens, added, size, str(folder.path), has_scores=has_scores
     )
     ids, notes = _special_entries(files, config, token_rows, parsed)
     templates, template_notes = chat_templates.load_templates(folder, files.settings)
@@ -123,14 +128,11 @@ def load_vocabulary(
             ),
         ),
         ("tokens", "array:string", [row.text for row in token_rows]),
-        *(
-            [("scores", "array:float32", [row.score for row in token_rows])]
-            if parsed.model_name != "gpt2"
-            else []
-        ),
+        *([("scores", "array:float32", [row.score for row in token_rows])] if has_scores else []),
         ("token_type", "array:int32", [row.type for row in token_rows]),
         *parsed.entries,
         *ids,
+        *_separator_entries(files.tokenizer, parsed.model_name),
     ]
     entries = [
         (f"tokenizer.ggml.{name}", encode_entry(form, value)) for name, form, value in ggml_entries
@@ -184,6 +186,11 @@ def _parse(files: TokenizerFiles) -> ParsedTokenizer:
             return _parsed_unigram(
                 unigram.read_unigram_json(files.tokenizer, str(files.folder / "tokenizer.json"))
             )
+        case {"type": "WordPiece"}:
+            location = str(files.folder / "tokenizer.json")
+            pieces, unknown = wordpiece.read_pieces(files.tokenizer, location)
+            entries = wordpiece.normalization_entries(files.tokenizer, location)
+            return ParsedTokenizer(wordpiece.TOKENIZER_MODEL, pieces, entries, unknown)
     raise _unsupported_model_error(files.folder, model)
 
 
@@ -192,15 +199,15 @@ def _unsupported_model_error(folder: Path, model: Any) -> UserError:
     support. `model` is the "model" of tokenizer.json.
     """
     kind = model.get("type") if isinstance(model, dict) else None
-    if kind in ("WordPiece", "WordLevel"):
+    if kind == "WordLevel":
         return UserError(
             f"{folder / 'tokenizer.json'} is of type {kind}: llama.cpp would give text other ids "
             "than the model was trained with",
-            hint="byte-level BPE, SentencePiece BPE and Unigram are supported",
+            hint="byte-level BPE, SentencePiece BPE, Unigram and WordPiece are supported",
         )
     return UserError(
-        f"{folder} has no tokenizer: neither tokenizer.model nor a tokenizer.json of type BPE or "
-        "Unigram",
+        f"{folder} has no tokenizer: neither tokenizer.model nor a tokenizer.json of type BPE, "
+        "Unigram or WordPiece",
         hint="copy the tokenizer files of the model it was made from into the folder",
     )
 
@@ -394,6 +401,16 @@ def _added_tokens(files: TokenizerFiles) -> dict[int, AddedToken]:
                 text, **{name: item.get(name) is True for name in TOKEN_FLAGS}
             )
     return added
+
+
+def _separator_entries(tokenizer: dict[str, Any], kind: str) -> ExtraEntries:
+    """Return the metadata entry that says whether a pair of texts has a second separator between
+    them, as RoBERTa's tokenizers add it. llama.cpp adds one by default for WordPiece only.
+    """
+    has_second = special_tokens.count_separators(tokenizer) > 1
+    if not has_second and kind != wordpiece.TOKENIZER_MODEL:
+        return []
+    return [("add_sep_token", "bool", has_second)]
 
 
 TOKEN_FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")

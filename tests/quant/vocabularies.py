@@ -109,7 +109,6 @@ def write_tokenizer(path: Path, folder: Path) -> int:
             build_sentencepiece(list(zip(tokens, scores, types, strict=True)))
         )
         return len(tokens)
-    steps, whole_words_first = STEPS[name]
     added = [
         {
             "id": index,
@@ -123,6 +122,14 @@ def write_tokenizer(path: Path, folder: Path) -> int:
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (CONTROL, USER_DEFINED)
     ]
+    if metadata["tokenizer.ggml.model"] == "bert":
+        pieces = [
+            token if kind == CONTROL else token[1:] if token[0] == "\u2581" else f"##{token}"
+            for token, kind in zip(tokens, types, strict=True)
+        ]
+        (folder / "tokenizer.json").write_text(json.dumps(wordpiece_tokenizer_json(pieces, added)))
+        return len(tokens)
+    steps, whole_words_first = STEPS[name]
     words = {
         token: index
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
@@ -133,6 +140,56 @@ def write_tokenizer(path: Path, folder: Path) -> int:
         json.dumps(bpe_tokenizer_json(words, merges, steps, added, whole_words_first))
     )
     return len(tokens)
+
+
+def wordpiece_tokenizer_json(
+    pieces: list[str], added: list[dict[str, Any]], **normalizer: Any
+) -> dict[str, Any]:
+    """Return the content of BERT's tokenizer.json with these pieces. `normalizer` replaces settings
+    of its normalizer.
+    """
+    ends = {name: pieces.index(name) for name in ("[CLS]", "[SEP]")}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+            **normalizer,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+            ],
+            "pair": [
+                {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 1}},
+                {"SpecialToken": {"id": "[SEP]", "type_id": 1}},
+            ],
+            "special_tokens": {
+                name: {"id": name, "ids": [index], "tokens": [name]} for name, index in ends.items()
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {piece: index for index, piece in enumerate(pieces)},
+        },
+    }
 
 
 def bpe_tokenizer_json(

@@ -9,6 +9,7 @@ have names:
 - dialect: llama.cpp's own expression splits text differently
 - spaces: where a space is added or removed
 - rules: character rules are applied to bytes, not to graphemes
+- words: WordPiece's text is cleaned and split into words differently
 """
 
 import json
@@ -18,7 +19,7 @@ from typing import Any
 import tokenizers
 
 from quant.gguf.header import GgufArray, MetadataValue
-from quant.tokenizer import charsmap, pre_tokenizer, unigram
+from quant.tokenizer import charsmap, pre_tokenizer, unigram, wordpiece
 from quant.tokenizer.sentencepiece_model import UNKNOWN
 from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.verify.normalizer import CharsmapNormalizer, SpaceNormalizer
@@ -27,6 +28,7 @@ from quant.tokenizer.verify.reference_tokenizer import (
     RowTokenizer,
     make_normalizer,
 )
+from quant.tokenizer.verify.wordpiece import LlamaCppWordPiece
 
 EMPTY_TOKENIZER = {
     "version": "1.0",
@@ -79,6 +81,7 @@ class KnownDifferences:
                 and reference.charsmap
             ):
                 self.names.append("rules")
+        self.word_piece: LlamaCppWordPiece | None = None
         types = metadata.get("tokenizer.ggml.token_type")
         type_numbers = types.read_values() if isinstance(types, GgufArray) else []
         self.unknown = {row for row, number in enumerate(type_numbers) if number == UNKNOWN}
@@ -92,7 +95,10 @@ class KnownDifferences:
             word for word in token_like if is_control(reference.row_tokenizer.rows[word])
         ]
         self.matched_tokens = [*added, *self.implicit_specials]
-        self.variants: dict[tuple[str, ...], RowTokenizer] = {}
+        self.variants: dict[tuple[str, ...], RowTokenizer | LlamaCppWordPiece] = {}
+        if kind == wordpiece.TOKENIZER_MODEL:
+            self.names.append("words")
+            self.word_piece = self._make_word_piece(metadata)
 
     def explain(self, text: str, llama_cpp_ids: list[int], special: bool) -> str | None:
         """Return the name of the known difference that makes the model's tokenizer give llama.cpp's
@@ -133,10 +139,34 @@ class KnownDifferences:
         ids = self.variants[names].encode(text, special=special)
         return ids == llama_cpp_ids or self.reference.is_tied(ids, llama_cpp_ids)
 
-    def _make_variant(self, names: tuple[str, ...]) -> RowTokenizer:
+    def _make_word_piece(self, metadata: Mapping[str, MetadataValue]) -> LlamaCppWordPiece:
+        """Return llama.cpp's WordPiece with the vocabulary of the file."""
+        texts = metadata["tokenizer.ggml.tokens"]
+        assert isinstance(texts, GgufArray), texts
+        pieces = {str(text): row for row, text in enumerate(texts.read_values())}
+        matched = {
+            text: self.reference.row_tokenizer.rows[text]
+            for text in self.matched_tokens
+            if text in self.reference.row_tokenizer.rows
+        }
+        unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+        lowercase = metadata.get(f"tokenizer.ggml.{wordpiece.LOWERCASE_KEY}", True)
+        accents = metadata.get(f"tokenizer.ggml.{wordpiece.STRIP_ACCENTS_KEY}", lowercase)
+        return LlamaCppWordPiece(
+            pieces,
+            matched,
+            self.is_control,
+            unknown if isinstance(unknown, int) else -1,
+            lowercase=lowercase is True,
+            strips_accents=accents is True,
+        )
+
+    def _make_variant(self, names: tuple[str, ...]) -> RowTokenizer | LlamaCppWordPiece:
         """Return a copy of the model's tokenizer, with the same pieces, that has the known
         differences `names`.
         """
+        if "words" in names and self.word_piece:
+            return self.word_piece
         original = self.reference.row_tokenizer
         variant = tokenizers.Tokenizer(original.tokenizer.model)
         variant.normalizer, variant.pre_tokenizer = self._text_steps(names)

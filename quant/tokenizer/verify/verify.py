@@ -181,6 +181,11 @@ class _Comparison:
                 "llama.cpp applies character rules as SentencePiece does, the tokenizers library "
                 "to each character with its marks"
             ),
+            "words": (
+                "llama.cpp cleans text differently before it looks up words: it removes marks of "
+                "all kinds, keeps only the first letter of a Korean syllable if accents are "
+                "removed, and looks up words of any length"
+            ),
             "ties": "llama.cpp chooses differently between two equally good splits of a word",
             "flags": (
                 "llama.cpp matches added tokens exactly, and strips no spaces around them "

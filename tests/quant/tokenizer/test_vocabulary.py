@@ -497,14 +497,11 @@ def test_a_damaged_sentencepiece_model_is_read_or_refused(stories: Path, tmp_pat
     assert refused > 100
 
 
-@pytest.mark.parametrize("kind", ["WordPiece", "WordLevel"])
-def test_unsupported_model_types_are_refused_by_name(
-    kind: str, stories: Path, tmp_path: Path
-) -> None:
+def test_unsupported_model_type_is_refused_by_name(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer.model").unlink()
-    tiny_checkpoint.edit(folder / "tokenizer.json", model={"type": kind, "vocab": []})
-    with pytest.raises(UserError, match=f"is of type {kind}: llama.cpp would give text other ids"):
+    tiny_checkpoint.edit(folder / "tokenizer.json", model={"type": "WordLevel", "vocab": []})
+    with pytest.raises(UserError, match="is of type WordLevel: "):
         vocabulary.load_vocabulary(
             CheckpointFolder(folder), CheckpointConfig({"vocab_size": 512}, "config.json")
         )
