@@ -2,8 +2,8 @@
 part is left out.
 
 Follows Qwen3VLMoeTextModel of llama.cpp (conversion/qwen3vl.py, src/models/qwen3vlmoe.cpp). The
-checkpoint stores the matrices of fused experts transposed. Those that are not, as older versions of
-transformers 5 save them, are recognized by their shape, as transformers does.
+checkpoint stores the matrices of fused experts transposed. Those that are not, as transformers 5
+saves them, are recognized by their shape, as transformers does; llama.cpp's converter garbles them.
 """
 
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Qwen3-VL with experts, stored transposed as released and as transformers 5 has them."""
+"""Qwen3-VL with experts, as transformers 5 saves them. Released ones are transposed
+(test_qwen3_vl_moe.py).
+"""
 
 from typing import Any
 
@@ -8,7 +10,7 @@ from tests.quant.families.qwen3vl import DEEPSTACK, RELEASED, SECTIONS
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 192}
 
 
-def case(name: str, rope: dict[str, Any], original: bool = True, **settings: Any) -> Case:
+def case(name: str, rope: dict[str, Any], **settings: Any) -> Case:
     values = {"rope_parameters": rope, "tie_word_embeddings": False}
     return Case(
         f"qwen3vlmoe, {name}",
@@ -18,16 +20,11 @@ def case(name: str, rope: dict[str, Any], original: bool = True, **settings: Any
             "vision_config": DEEPSTACK,
             "tie_word_embeddings": settings.get("tie_word_embeddings", False),
         },
-        original=original,
     )
 
 
 CASES = [
-    case("transposed experts", SECTIONS),
-    case("experts of transformers 5, tied", RELEASED, original=False, tie_word_embeddings=True),
-    case(
-        "experts that are as wide as the model",
-        RELEASED,
-        moe_intermediate_size=128,
-    ),
+    case("sections of all pairs", SECTIONS),
+    case("tied, sections as released", RELEASED, tie_word_embeddings=True),
+    case("experts of half the model's width", RELEASED, moe_intermediate_size=128),
 ]
