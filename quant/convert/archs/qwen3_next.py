@@ -75,8 +75,11 @@ def head_counts(config: CheckpointConfig) -> tuple[int, int, int]:
 def linear_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
     """Return the problems (see blocks.py) of linear attention and of attention with a gate."""
     key_heads, value_heads, width = head_counts(config)
-    linear_layers(config)
     return [
+        (
+            len(set(linear_layers(config))) < 2,
+            "its layers are all of one kind, with or without linear attention",
+        ),
         (
             config.get_int("linear_value_head_dim") != width,
             "the keys and values of its linear attention have different widths",

@@ -8,7 +8,9 @@ from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import ARCHS
 from quant.errors import UserError
 from tests.quant import families
+from tests.quant.released import CONFIGS
 
+QWEN3_VL = CONFIGS["Qwen3-VL-4B-Instruct"]["text_config"]
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 
 
@@ -47,6 +49,21 @@ def config(hf: str, **changes: Any) -> CheckpointConfig:
         ("Qwen3MoeForCausalLM", {"attention_bias": True}, "attention_bias"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1]}, "mlp_only_layers"),
         ("Qwen3MoeForCausalLM", WINDOW, "window"),
+        ("Qwen3NextForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("Qwen3NextForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob is false"),
+        ("Qwen3NextForCausalLM", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("Qwen3NextForCausalLM", {"linear_value_head_dim": 64}, "different widths"),
+        ("Qwen3NextForCausalLM", {"linear_num_key_heads": 4}, "6 value heads"),
+        ("Qwen3NextForCausalLM", {"full_attention_interval": 5}, "all of one kind"),
+        ("Qwen3NextForCausalLM", {"layer_types": ["full_attention"] * 4}, "all of one kind"),
+        ("Qwen3NextForCausalLM", {"layer_types": ["full_attention"]}, "4 entries"),
+        ("Qwen3NextForCausalLM", {"rope_scaling": {"type": "mrope", "factor": 2.0}}, "mrope"),
+        ("Qwen3_5ForCausalLM", {"rope_parameters": {"mrope_section": [3, 3]}}, "three numbers"),
+        ("Qwen3_5ForCausalLM", {"rope_parameters": {"mrope_section": [0, 0, 0]}}, "three numbers"),
+        ("Qwen3_5ForCausalLM", {"rope_parameters": {}}, "do not fit 8 pairs"),
+        ("Qwen3_5ForCausalLM", {"rope_parameters": {"mrope_section": [3, 3, 2, 1]}}, "do not fit"),
+        ("Qwen3_5ForCausalLM", {"rope_parameters": {"mrope_section": [1, 1, 1]}}, "other sections"),
+        ("Qwen3_5MoeForCausalLM", {"num_experts_per_tok": 9}, "9 of 8 experts"),
         ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "5 of 4 experts"),
         ("LlamaForCausalLM", {"num_local_experts": 4}, "mixture of experts"),
         ("GraniteForCausalLM", {"partial_rotary_factor": 0.5}, "part of each head"),
@@ -118,6 +135,30 @@ def test_one_error_names_all_problems() -> None:
         UserError, match=r"gelu.*mlp_only_layers.*hidden_size / heads.*norm_topk_prob"
     ):
         ARCHS["Qwen2MoeForCausalLM"].check(config("Qwen2MoeForCausalLM", **changes))
+
+
+def test_other_eps_of_linear_attention_is_reported() -> None:
+    notes = ARCHS["Qwen3NextForCausalLM"].check(config("Qwen3NextForCausalLM", rms_norm_eps=1e-5))
+    assert "1e-06 in transformers and 1e-05 in llama.cpp" in notes[0]
+
+
+@pytest.mark.parametrize(("sections", "is_reported"), [([24, 20, 20], True), ([22, 21, 21], False)])
+def test_rotary_pairs_that_llama_cpp_does_not_rotate_are_reported(
+    sections: list[int], is_reported: bool
+) -> None:
+    """The sections of Qwen3-VL leave two slow pairs of 64 to the fourth position."""
+    rope = {"rope_theta": 5e6, "mrope_section": sections}
+    values = QWEN3_VL | {"rope_scaling": rope}
+    notes = ARCHS["Qwen3VLForConditionalGeneration"].check(CheckpointConfig(values, "config.json"))
+    assert bool(notes) is is_reported
+    assert not notes or "0.11 radians" in notes[0]
+
+
+@pytest.mark.parametrize("indexes", [3, [1] * 40, {}])
+def test_malformed_deepstack_indexes_are_refused(indexes: object) -> None:
+    values = QWEN3_VL | {"vision_config": {"deepstack_visual_indexes": indexes}}
+    with pytest.raises(UserError, match="deepstack_visual_indexes"):
+        ARCHS["Qwen3VLForConditionalGeneration"].check(CheckpointConfig(values, "config.json"))
 
 
 @pytest.mark.parametrize("hf", ["MistralForCausalLM", "MixtralForCausalLM"])
