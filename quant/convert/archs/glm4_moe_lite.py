@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, deepseek2
-from quant.convert.archs.base import ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' Glm4MoeLiteConfig
     "num_attention_heads": 20,
@@ -28,54 +27,48 @@ DEFAULTS = {  # defaults of transformers' Glm4MoeLiteConfig
 }
 
 
-def with_dense_layers(config: CheckpointConfig) -> CheckpointConfig:
+def normalize(config: CheckpointConfig) -> CheckpointConfig:
     """Return the config with the number of dense layers in DeepSeek's setting
-    first_k_dense_replace.
+    first_k_dense_replace, which transformers does not read for this class.
+    """
+    return read_mlp_types(replace(config, values={**config.values, "first_k_dense_replace": 1}))
+
+
+def read_mlp_types(config: CheckpointConfig) -> CheckpointConfig:
+    """Return the config with the number of dense layers in first_k_dense_replace, as the number of
+    dense entries at the beginning of mlp_layer_types. Without this list, the config is unchanged.
     """
     types = config.values.get("mlp_layer_types")
-    count = 1
-    if isinstance(types, list):
-        count = next((layer for layer, kind in enumerate(types) if kind != "dense"), len(types))
+    if not isinstance(types, list):
+        return config
+    count = next((layer for layer, kind in enumerate(types) if kind != "dense"), len(types))
     return replace(config, values={**config.values, "first_k_dense_replace": count})
+
+
+def problem_mlp_types(config: CheckpointConfig) -> tuple[object, str]:
+    """Return the problem (condition, text) that mlp_layer_types has dense layers after sparse
+    ones.
+    """
+    types, layers = config.values.get("mlp_layer_types"), blocks.layer_count(config)
+    count = deepseek2.dense_layer_count(config)
+    mixed = types is not None and types != ["dense"] * count + ["sparse"] * (layers - count)
+    return mixed, "its mlp_layer_types are not dense layers, followed by sparse ones"
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's deepseek2 computes differently; return notes
     for the user.
     """
-    types, layers = config.values.get("mlp_layer_types"), blocks.layer_count(config)
-    count = deepseek2.dense_layer_count(with_dense_layers(config))
-    blocks.raise_problems(
-        config,
-        [
-            (
-                types is not None and types != ["dense"] * count + ["sparse"] * (layers - count),
-                "its mlp_layer_types are not dense layers, followed by sparse ones",
-            )
-        ],
-    )
-    return deepseek2.V3.check(with_dense_layers(config))
-
-
-def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return DeepSeek V3's metadata keys."""
-    return deepseek2.V3.keys(with_dense_layers(config))
-
-
-def required_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of all tensors that a converted model must have, rows first, by
-    GGUF name.
-    """
-    return deepseek2.V3.required_shapes(with_dense_layers(config))
+    blocks.raise_problems(config, [problem_mlp_types(config)])
+    return deepseek2.check_v3(config)
 
 
 GLM4_MOE_LITE = replace(
     deepseek2.V3,
     hf=("Glm4MoeLiteForCausalLM",),
-    keys=keys,
-    required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,
+    normalize=normalize,
 )
 
 ARCHS = (GLM4_MOE_LITE,)

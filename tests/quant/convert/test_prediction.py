@@ -23,6 +23,8 @@ CLASSES = [
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "GlmMoeDsaForCausalLM",
     "Glm4MoeForCausalLM",
 ]
 
