@@ -11,7 +11,7 @@ DRAFT_HEADS = ("mtp", "eagle3", "dflash", "dspark")
 COMPANION_KINDS = (PROJECTOR, *DRAFT_HEADS)
 # An importance matrix. A model that was quantized with one has its type in the name, too.
 IMATRIX_ENDING = re.compile(r"[-._]imatrix$", re.IGNORECASE)
-TYPE_WORD = re.compile(r"[-._](I?Q\d_\w+|TQ\d_0|MXFP4\w*|B?F16|F32)([-._]|$)", re.IGNORECASE)
+TYPE_WORD = re.compile(r"[-._](I?Q\d_\w+|TQ\d_0|(?:MX|NV)FP4\w*|B?F16|F32)([-._]|$)", re.IGNORECASE)
 
 
 def is_model_name(path: str) -> bool:

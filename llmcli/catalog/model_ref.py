@@ -19,7 +19,7 @@ from llmcli.text_input import expand_path
 
 # The types that llama.cpp's short names stand for (tools/quantize/quantize.cpp).
 TYPE_OF_SHORT_NAME = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
-TYPE_PATTERN = re.compile(r"(I?Q\d_\w+|T?Q\d_\d|B?F16|F32|MXFP4\w*)", re.IGNORECASE)
+TYPE_PATTERN = re.compile(r"(I?Q\d_\w+|T?Q\d_\d|B?F16|F32|(?:MX|NV)FP4\w*)", re.IGNORECASE)
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 REPO_PATTERN = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<quant>[\w./-]+))?")
 # The addresses of the hub's pages: ORG/REPO/blob/REVISION/FILE, and others of a repository.

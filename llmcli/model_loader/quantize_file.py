@@ -309,7 +309,10 @@ def default_output_path(source: "Source", file_type: str) -> Path:
         # the name of a checkpoint folder in the cache is a commit
         folder, name = Path(), repo.rpartition("/")[2] if source.path.is_dir() else name
     name = re.sub(
-        r"[-._](I?Q\d\w*|TQ\d_0|MXFP4_MOE|B?F16|F32|FP16|FP32)$", "", name, flags=re.IGNORECASE
+        r"[-._](I?Q\d\w*|TQ\d_0|MXFP4(?:_MOE)?|NVFP4|B?F16|F32|FP16|FP32)$",
+        "",
+        name,
+        flags=re.IGNORECASE,
     )
     return folder.absolute() / f"{name}-{file_type}.gguf"
 

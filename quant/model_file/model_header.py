@@ -10,9 +10,7 @@ from quant.recipes.file_types import FILE_TYPES
 
 GUESSED_FLAG = 1024  # LLAMA_FTYPE_GUESSED in llama.h
 
-FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPES.values()} | {
-    39: "NVFP4"
-}
+FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPES.values()}
 
 
 def tensor_role(name: str) -> str:
@@ -70,13 +68,18 @@ class ModelHeader:
 
     @property
     def file_type(self) -> str:
-        """The label of `general.file_type` ("Q4_K_M"), or "unknown"."""
+        """The label of `general.file_type` ("Q4_K_M"), or "unknown". MXFP4 and MXFP4_MOE have the
+        same number; in an MXFP4_MOE file only stacks of experts are MXFP4.
+        """
         value = self.metadata.get("general.file_type")
-        return (
-            FILE_TYPE_LABELS.get(value & ~GUESSED_FLAG, "unknown")
-            if isinstance(value, int)
-            else "unknown"
-        )
+        if not isinstance(value, int):
+            return "unknown"
+        label = FILE_TYPE_LABELS.get(value & ~GUESSED_FLAG, "unknown")
+        if label == "MXFP4_MOE" and any(
+            tensor.type == "MXFP4" and len(tensor.shape) < 3 for tensor in self.tensors
+        ):
+            return "MXFP4"
+        return label
 
     @property
     def context_length(self) -> int:

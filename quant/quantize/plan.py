@@ -163,7 +163,7 @@ class Plan:
             if step.type == step.weight.type and step.type in tensor_types.TRAINED_TYPES
         ]
         remarks = [
-            f"{unchanged_types.count(name)} tensors stay {name}, the type the model was trained in;"
+            f"{unchanged_types.count(name)} tensors stay {name}, the type they are stored in;"
             " --tensor-type changes that"
             for name in sorted(set(unchanged_types))
         ]

@@ -321,12 +321,17 @@ FILE_TYPES: dict[str, FileType] = {
         FileType("TQ1_0", 36, "TQ1_0", TERNARY_RULES),
         FileType("Q2_0", 41, "Q2_0", TERNARY_RULES),
         FileType("Q1_0", 40, "Q1_0"),
+        FileType("NVFP4", 39, "NVFP4"),
+        FileType("MXFP4", 38, "MXFP4"),
         FileType("MXFP4_MOE", 38, "MXFP4", MXFP4_MOE_RULES, head_type="Q8_0"),
         FileType("BF16", 32, "BF16"),
         FileType("F16", 1, "F16"),
         FileType("F32", 0, "F32"),
     )
 }
+# File types that llama-quantize does not offer: all matrices get a tensor type that llama.cpp runs.
+# llama.h has a number for NVFP4 only; MXFP4 gets that of MXFP4_MOE.
+OWN_FILE_TYPES = ("NVFP4", "MXFP4")
 # File types that only convert to floats, as in tools/quantize/quantize.cpp.
 FLOAT_FILE_TYPES = ("F32", "F16", "BF16")
 FILE_TYPE_ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
@@ -370,6 +375,7 @@ FALLBACK_TYPES = {
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
+    "NVFP4": "MXFP4",
 }
 # Tensor types that lose nearly all information without an imatrix, and those among them on which
 # ggml aborts without one.

@@ -27,8 +27,8 @@ from quant.recipes.file_types import (
     TensorPosition,
 )
 
-# Types that models are trained in. A tensor in such a type keeps it, because rounding the tensor
-# again only loses information.
+# Types that models are trained in, or stored in without floats. A tensor in such a type keeps it,
+# because rounding it again only loses information.
 TRAINED_TYPES = ("MXFP4",)
 
 # Parts of the names of tensors that are not quantized (tensor_allows_quantization).

@@ -62,7 +62,12 @@ def assert_same_as_llama_cpp(
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in file_types.FILE_TYPES if kind not in ("F32", "F16", "BF16", "Q8_0")]
+    "kind",
+    [
+        kind
+        for kind in file_types.FILE_TYPES
+        if kind not in ("F32", "F16", "BF16", "Q8_0", *file_types.OWN_FILE_TYPES)
+    ],
 )
 def test_every_file_type_with_an_imatrix_equals_llama_cpp(
     kind: str, models, tmp_path: Path

@@ -17,12 +17,14 @@ import pytest
 
 from quant.native import ggml as native
 from quant.recipes import tensor_types
-from quant.recipes.file_types import FILE_TYPES, ModelFacts
+from quant.recipes.file_types import FILE_TYPES, OWN_FILE_TYPES, ModelFacts
 from tests.quant.upstream import SILENT_LOG
 
 Shapes = dict[str, tuple[int, ...]]
 SNAPSHOTS = Path(os.environ.get("LLMCLI_LLAMA_SOURCE", "")) / "tests" / "snapshots"
-QUANTIZED_FILE_TYPES = [name for name in FILE_TYPES if name not in ("F32", "F16", "BF16")]
+QUANTIZED_FILE_TYPES = [
+    name for name in FILE_TYPES if name not in ("F32", "F16", "BF16", *OWN_FILE_TYPES)
+]
 
 
 class ModelDescription(ctypes.Structure):

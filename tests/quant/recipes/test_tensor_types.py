@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from quant.errors import UserError
+from quant.model_file import read_header
 from quant.native import ggml
 from quant.quantize import write
 from quant.quantize.plan import plan_quantization
@@ -62,10 +63,35 @@ def assert_same_as_llama_cpp(
     upstream.assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", file_types.FILE_TYPES)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in file_types.FILE_TYPES if kind not in file_types.OWN_FILE_TYPES]
+)
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("whole", "70B")])
 def test_every_file_type_equals_llama_cpp(name, kind, models, tmp_path) -> None:
     assert_same_as_llama_cpp(models(name), kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", file_types.OWN_FILE_TYPES)
+@pytest.mark.parametrize("name", ["untied", "tied"])
+def test_file_types_that_llama_cpp_lacks_have_its_bytes(name, kind, models, tmp_path) -> None:
+    """llama-quantize makes the same tensors if it is told the type of each."""
+    source, ours, theirs = models(name), tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    settings = Settings(
+        head="Q6_K",
+        embedding="Q6_K" if name == "tied" else kind,
+        patterns=(("attn", kind), ("ffn", kind)),
+    )
+    assert upstream.quantize(source, theirs, file_types.FILE_TYPES["Q4_0"].number, settings)
+    write.write_model(plan_quantization(write.open_gguf(source), kind), ours, threads=2)
+    assert upstream.tensor_contents(ours) == upstream.tensor_contents(theirs)
+    header = read_header.read_header(ours)
+    assert header.file_type == kind
+    assert header.type_totals[kind][0] > 5
+
+
+def test_rows_that_nvfp4_does_not_divide_become_mxfp4() -> None:
+    assert tensor_types.fit_row_length("NVFP4", 96) == tensor_types.TypeChoice("MXFP4", "NVFP4")
+    assert tensor_types.fit_row_length("NVFP4", 100) == tensor_types.TypeChoice("F16", "NVFP4")
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q2_K", "TQ1_0"])
@@ -95,6 +121,12 @@ def test_large_model_equals_llama_cpp(kind, models, tmp_path) -> None:
         ),
         (
             "odd rows",
+            "Q4_0",
+            TypeOverrides(("ffn_up=mxfp4",), pure=True),
+            Settings(patterns=(("ffn_up", "MXFP4"),), pure=True),
+        ),
+        (
+            "untied",
             "Q4_0",
             TypeOverrides(("ffn_up=mxfp4", "attn_k=nvfp4"), pure=True),
             Settings(patterns=(("ffn_up", "MXFP4"), ("attn_k", "NVFP4")), pure=True),
