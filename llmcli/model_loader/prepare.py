@@ -116,12 +116,21 @@ def quantize_if_needed(model: FetchedModel, file_type: str, config: Config, ui: 
     file_type = canonical_type(file_type)
     if model.kind == "gguf" and read_header.read_header(model.path).file_type == file_type:
         return model
+    model = _require_files(model, config, ui)
     out = store.quantized_path(config, model, file_type)
     with file_lock.hold_lock(store.lock_path(config, model.name), ui, model.name):
         quantized = store.load_quantized(config, model, file_type)
         if quantized is None:
             allowed = config.allow_pickle and model.kind == "folder"
-            quantize_file(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
+            quantize_file(
+                model.path,
+                file_type,
+                out,
+                ui,
+                blobs=model.blobs,
+                allow_pickle=allowed,
+                config=config,
+            )
             quantized = store.record_quantized(
                 config, model, file_type, remote_checkpoint.build_record(model)
             )
@@ -137,3 +146,17 @@ def quantize_if_needed(model: FetchedModel, file_type: str, config: Config, ui: 
         blobs=None,
         record={},
     )
+
+
+def _require_files(model: FetchedModel, config: Config, ui: UI) -> FetchedModel:
+    """Return a remote checkpoint as a downloaded one if llmcli has no family for it, because
+    llama.cpp's converter reads files; return any other model unchanged. Raises UserError.
+    """
+    from llmcli.model_loader.llama_converter import road
+
+    if not model.blobs or not (reason := road.reason_for_llama_cpp(model.path, "auto")):
+        return model
+    ui.note(
+        f"{model.name} is downloaded whole, because llama.cpp's converter reads files: {reason}"
+    )
+    return fetch.fetch_model(model.name, config, ui, revision=model.revision or None)

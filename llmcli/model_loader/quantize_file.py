@@ -76,24 +76,30 @@ def quantize_file(
     out: Path,
     ui: "UI",
     *,
+    config: "Config | None" = None,
     blobs: "Mapping[str, Blob] | None" = None,
     allow_pickle: bool = False,
 ) -> Path:
     """Quantize a GGUF file or a checkpoint folder to the file `out`, and return its path. Progress
     and notes are printed on stderr, because the calling command prints its own result.
 
-    `blobs`: safetensors files of the checkpoint that are not in the folder, by name. Raises
-    UserError.
+    `config`: None: llama.cpp's converter is not used. `blobs`: safetensors files of the checkpoint
+    that are not in the folder, by name. Raises UserError.
     """
     from llmcli.atomic_files import make_folder
     from llmcli.model_loader.plan_notes import print_plan_notes
+    from quant.quantize import write
     from quant.quantize.plan import plan_quantization
 
     make_folder(out.parent)
-    settings = SourceSettings(allow_pickle=allow_pickle)
-    plan = plan_quantization(open_source(source, settings, blobs), file_type)
-    print_plan_notes(plan, ui)
-    report = write_with_progress(plan, out, ui)
+    reading = SourceSettings(allow_pickle=allow_pickle)
+    conversion = ConverterSettings("auto" if config else "native")
+    with open_by_converter(source, reading, conversion, config, ui, blobs) as opened:
+        plan = plan_quantization(opened.source, file_type)
+        print_plan_notes(plan, ui)
+        if not write.is_finished(plan, out):
+            opened.write_weights()
+        report = write_with_progress(plan, out, ui)
     if not report.already_finished:
         ui.note(
             f"{out.name}: {format_size(plan.bytes_after)}, "
@@ -182,7 +188,7 @@ def open_by_converter(
     path: Path,
     reading: SourceSettings,
     conversion: ConverterSettings,
-    config: "Config",
+    config: "Config | None",
     ui: "UI",
     blobs: "Mapping[str, Blob] | None" = None,
 ) -> Iterator[OpenedSource]:
@@ -193,7 +199,8 @@ def open_by_converter(
     from llmcli.errors import UsageError
     from llmcli.model_loader.llama_converter import road
 
-    if reason := road.reason_for_llama_cpp(path, conversion.converter):
+    reason = road.reason_for_llama_cpp(path, conversion.converter)
+    if config is not None and reason:
         from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
 
         if reading.tokenizer is not None:

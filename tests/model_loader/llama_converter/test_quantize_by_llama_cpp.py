@@ -11,10 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 
+from llmcli import file_lock
+from llmcli.catalog import cleanup, converter_source
 from llmcli.config import load_config
+from llmcli.model_loader.llama_converter import converter_classes, run_converter
 from quant.model_file import load_checks, read_header
+from tests.fixtures.fake_hub import Hub
 from tests.quant import tiny_checkpoint
 from tests.quant.upstream import tensor_contents
 
@@ -283,3 +288,81 @@ def test_the_converter_ends_with_llmcli(
     os.close(handle)
     if number == signal.SIGINT:
         assert leftovers() == []
+
+
+@pytest.mark.parametrize("command", ["pull", "quantize"])
+def test_a_checkpoint_on_the_hub_is_downloaded_whole(
+    llmcli: Any,
+    folder: Path,
+    converter: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    home: Path,
+    command: str,
+) -> None:
+    with Hub() as hub:
+        hub.add("org/tiny", folder)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        done = llmcli(command, "org/tiny", "--q8_0", "--json")
+        assert done.code == 0, done.err
+        assert "org/tiny is downloaded whole, because llama.cpp's converter reads files" in done.err
+        path = Path(json.loads(done.out)["path"])
+        assert path.is_relative_to(home)
+        assert read_header.read_header(path).file_type == "Q8_0"
+        done = llmcli(command, "org/tiny", "--q8_0", "--json")
+        assert (done.code, Path(json.loads(done.out)["path"])) == (0, path)
+        assert "convert " not in done.err
+    assert leftovers() == []
+
+
+def test_a_folder_can_be_run(llmcli: Any, folder: Path, converter: Path) -> None:
+    done = llmcli("run", str(folder), "Once", "-n", "2", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["model"]["file_type"] == "Q4_K_M"
+
+
+def test_leftovers_of_a_killed_conversion_are_garbage(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    llmcli("quantize", str(folder), "--q8_0", "--dry-run")
+    (lock,) = (load_config().cache / "conversions").glob("*.lock")
+    left = lock.with_suffix("") / "out" / "tiny.gguf"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    with file_lock.hold_lock(lock):
+        assert cleanup.find_garbage(load_config()) == []
+    assert [item.reason for item in cleanup.find_garbage(load_config(), delete=True)] == [
+        "unfinished conversion"
+    ]
+    assert leftovers() == []
+
+
+def real_converter() -> Path | None:
+    """Return the folder of the real converter if llmcli has downloaded it on this machine."""
+    archive = converter_source.ARCHIVE
+    folder = (
+        platformdirs.user_cache_path("llmcli", appauthor=False)
+        / "converter"
+        / f"{archive.package}-{archive.version}-{archive.sha256[:12]}"
+    )
+    is_complete = all((folder / name).is_file() for name in converter_source.NEEDED_FILES)
+    return folder if is_complete else None
+
+
+def test_the_real_converter_and_the_native_one_write_the_same_tensors(
+    llmcli: Any, folder: Path, stories_gguf: Path, monkeypatch: pytest.MonkeyPatch, stories: Path
+) -> None:
+    real = real_converter()
+    if real is None:
+        pytest.skip("llama.cpp's converter is not in the cache")
+    for package in run_converter.PACKAGES:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.setenv("LLMCLI_CONVERTER", str(real))
+    done = llmcli("convert", str(folder), "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["converter"] == "llama.cpp"
+    assert tensor_contents(Path(document["path"])) == tensor_contents(stories_gguf)
+    classes = converter_classes.read_classes(real)
+    assert classes is not None
+    assert len(classes.text) > 200
+    assert len(classes.mmproj) > 50
