@@ -118,6 +118,25 @@ def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     return result
 
 
+def stack_gate_up(config: CheckpointConfig, tensors: Tensors) -> Tensors:
+    """Return the tensors with separate experts stacked, and the gates and ups of all experts of a
+    layer in one tensor `[experts, 2 * ff, hidden]`. Experts that are stored so already stay
+    unchanged.
+    """
+    separate = {name: item for name, item in tensors.items() if EXPERT_NAME.fullmatch(name)}
+    joined = dict(separate)
+    for name, gate in separate.items():
+        up_name = name.replace(".gate_proj.", ".up_proj.")
+        up = separate.get(up_name)
+        if up_name == name or up is None or up.shape != gate.shape:
+            continue
+        label = name.replace(".gate_proj.", ".gate_up_proj.")
+        joined[label] = tensor_views.concatenate(label, [gate, up])
+        del joined[name], joined[up_name]
+    others = {name: item for name, item in tensors.items() if name not in separate}
+    return others | stack_experts(config, joined)
+
+
 def _split_fused(name: str, tensor: LazyTensor) -> Tensors:
     """Split a fused tensor of all gates and ups [experts, 2 * ff, hidden] into two tensors. A
     tensor of all downs is not split and only gets its full name. A tensor of another shape keeps

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs import blocks, experts
@@ -368,29 +367,10 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
         for layer in range(first_shared_layer(config), blocks.layer_count(config))
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
     )
-    return stack_gate_up(
+    return experts.stack_gate_up(
         config,
         {name: tensor for name, tensor in tensors.items() if not name.endswith(unused)},
     )
-
-
-def stack_gate_up(config: CheckpointConfig, tensors: Tensors) -> Tensors:
-    """Return the tensors with separate experts stacked, and the gates and ups of all experts of a
-    layer in one tensor `[experts, 2 * ff, hidden]`. Experts that are stored so already stay
-    unchanged.
-    """
-    separate = {name: item for name, item in tensors.items() if experts.EXPERT_NAME.fullmatch(name)}
-    joined = dict(separate)
-    for name, gate in separate.items():
-        up_name = name.replace(".gate_proj.", ".up_proj.")
-        up = separate.get(up_name)
-        if up_name == name or up is None or up.shape != gate.shape:
-            continue
-        label = name.replace(".gate_proj.", ".gate_up_proj.")
-        joined[label] = tensor_views.concatenate(label, [gate, up])
-        del joined[name], joined[up_name]
-    others = {name: item for name, item in tensors.items() if name not in separate}
-    return others | experts.stack_experts(config, joined)
 
 
 def rope_factors(config: CheckpointConfig) -> "dict[str, F32]":
