@@ -22,7 +22,7 @@ from quant.checkpoint.pickles import find_pickles, load_pickles, pickles_not_all
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata, gguf_tables
 from quant.convert.archs import ARCHS, prediction
-from quant.convert.archs.base import Arch, ArchKey
+from quant.convert.archs.base import POOLING_FILE, Arch, ArchKey
 from quant.errors import UnknownClassError, UserError, list_first
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
 from quant.gguf.layout import encode_entry
@@ -110,7 +110,7 @@ def open_checkpoint(
     dtype = _float_dtype(language_part.tensors)
     entries = [
         *general_metadata.general_entries(folder, arch.name, weights, restored.method),
-        *((f"{arch.name}.{key.name}", encode_entry(key.kind, key.value)) for key in keys),
+        *((key.full_name(arch.name), encode_entry(key.kind, key.value)) for key in keys),
         *general_metadata.type_entries(dtype),
     ]
     facts = _model_facts(arch, keys)
@@ -255,8 +255,8 @@ def _choose_layers(
 def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
     """Return the model family of a checkpoint folder, and the checkpoint's settings.
 
-    The settings have the text model's settings at the root, and the family's defaults for
-    everything that config.json omits. Raises UserError for families that are not supported.
+    The settings have the text model's settings at the root, the family's defaults for everything
+    that config.json omits, and the content of POOLING_FILE. Raises UserError for families that are not supported.
     """
     config = _config(folder)
     return _arch(folder.path, config).resolve(config)
@@ -273,7 +273,9 @@ def _config(folder: CheckpointFolder) -> CheckpointConfig:
         raise adapter_error(path) or UserError(
             f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file"
         )
-    values = folder.read_json("config.json")
+    values = folder.read_json("config.json") | {
+        POOLING_FILE: folder.read_optional_json(POOLING_FILE)
+    }
     if isinstance(text := values.get("text_config"), dict):
         # the class of the whole model takes precedence over that of its text part
         classes = [*_class_names(values), *_class_names(text)]

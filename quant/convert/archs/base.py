@@ -15,6 +15,8 @@ from quant.checkpoint.safetensors import LazyTensor, Tensors
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
+# The settings of sentence-transformers' pooling. Its content is in the config under this name.
+POOLING_FILE = "1_Pooling/config.json"
 MAX_LAYERS = 512  # llama.cpp, LLAMA_MAX_LAYERS
 
 Shapes = dict[str, tuple[int, ...]]
@@ -23,14 +25,18 @@ Shapes = dict[str, tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class ArchKey:
     """One metadata key of a converted file: its name without the architecture's prefix, its GGUF
-    type and its value.
+    type and its value. A name that begins with "tokenizer." is the whole name.
 
     The GGUF type of an array is written "array:int32".
     """
 
     name: str
     kind: str
-    value: int | float | str | bool | list[int] | list[float] | list[bool]
+    value: int | float | str | bool | list[int] | list[float] | list[bool] | list[str]
+
+    def full_name(self, architecture: str) -> str:
+        """Return the name in the file of an architecture."""
+        return self.name if self.name.startswith("tokenizer.") else f"{architecture}.{self.name}"
 
 
 TensorOp = Callable[[CheckpointConfig, LazyTensor], LazyTensor]

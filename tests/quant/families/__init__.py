@@ -43,7 +43,8 @@ class Case:
     `hf` is its class in transformers. `settings` replace those of TINY, and a setting of None
     removes the one of TINY. `norm` is the mean of the norm weights (0 if the graph adds 1), and
     `scale` the standard deviation of the matrices. `change` edits the model in place. `config`
-    edits the config.json after saving, for older spellings. `original` saves the tensors as in the
+    edits the config.json after saving, for older spellings. `output` is what is compared: "logits",
+    "vectors" of the tokens (encoders) or "scores" of the text (rerankers). `original` saves the tensors as in the
     first checkpoints of the family (separate experts), otherwise as in transformers 5. `limit` is
     the largest allowed normalized mean squared error of the logits. `built` is the class that is
     built instead of `hf`, if transformers cannot build that one without further libraries.
@@ -59,6 +60,7 @@ class Case:
     original: bool = True
     limit: float = 1e-6
     built: str = ""
+    output: str = "logits"
 
 
 def settings(case: Case) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def build(case: Case, folder: Path) -> Path:
     torch.manual_seed(0)
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if "norm" in name and value.dim() == 1:
+            if "norm" in name.lower() and value.dim() == 1:
                 value.normal_(case.norm, 0.2)
             else:
                 value.normal_(0, case.scale if value.dim() > 1 else 0.1)
@@ -108,33 +110,66 @@ def build(case: Case, folder: Path) -> Path:
     return folder
 
 
-def theirs(folder: Path, tokens: list[int] = TOKENS) -> np.ndarray:
-    """Return the float32 logits of transformers, of shape [tokens, vocabulary]."""
+def theirs(folder: Path, tokens: list[int] = TOKENS, output: str = "logits") -> np.ndarray:
+    """Return the float32 logits of transformers, of shape [tokens, vocabulary]; for another
+    `output` the vectors of an encoder [tokens, hidden] or the scores of a reranker [1, labels].
+    """
     import torch
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    auto_class = transformers.AutoModelForCausalLM
-    if type(config) not in auto_class._model_mapping:
+    auto_class = {
+        "logits": transformers.AutoModelForCausalLM,
+        "vectors": transformers.AutoModel,
+        "scores": transformers.AutoModelForSequenceClassification,
+    }[output]
+    if output == "logits" and type(config) not in auto_class._model_mapping:
         auto_class = transformers.AutoModelForImageTextToText
     model = auto_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0].numpy()
+        result = model(torch.tensor([tokens]))
+    if output == "scores":
+        return result.logits.numpy()
+    return (result.logits if output == "logits" else result.last_hidden_state)[0].numpy()
 
 
-def ours(path: Path, tokens: list[int] = TOKENS) -> np.ndarray:
-    """Return llama.cpp's logits without flash attention, of shape [tokens, vocabulary]."""
+def ours(path: Path, tokens: list[int] = TOKENS, output: str = "logits") -> np.ndarray:
+    """Return what llama.cpp computes without flash attention, in the shapes of theirs()."""
     import llama_cpp
 
+    pooling = {
+        "logits": llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED,
+        "vectors": llama_cpp.LLAMA_POOLING_TYPE_NONE,
+        "scores": llama_cpp.LLAMA_POOLING_TYPE_RANK,
+    }[output]
     model = llama_cpp.Llama(
-        str(path), n_ctx=512, n_batch=512, n_ubatch=512, n_threads=2, n_threads_batch=2, logits_all=True,
-        flash_attn=False, verbose=False, type_k=0, type_v=0,
+        str(path), n_ctx=512, n_batch=512, n_ubatch=512, n_threads=2, n_threads_batch=2,
+        logits_all=True, flash_attn=False, verbose=False, type_k=0, type_v=0,
+        embedding=output != "logits", pooling_type=pooling,
         yarn_attn_factor=-1.0, yarn_beta_fast=-1.0, yarn_beta_slow=-1.0,  # as the file says
     )  # fmt: skip
-    model.eval(tokens)
-    scores = np.array(model.scores[: len(tokens)])
+    if output == "logits":
+        model.eval(tokens)
+        scores = np.array(model.scores[: len(tokens)])
+    else:
+        scores = _encode(model, tokens, output)
     model.close()
     return scores
+
+
+def _encode(model: Any, tokens: list[int], output: str) -> np.ndarray:
+    """Return the vectors of all tokens, or the scores of the text."""
+    import llama_cpp
+
+    model._batch.set_batch(tokens, n_past=0, logits_all=True)
+    assert llama_cpp.llama_encode(model.ctx, model._batch.batch) == 0
+    if output == "scores":
+        count = llama_cpp.llama_model_n_cls_out(model.model)
+        values = llama_cpp.llama_get_embeddings_seq(model.ctx, 0)
+        return np.array([values[:count]], np.float32)
+    width = llama_cpp.llama_model_n_embd(model.model)
+    rows = [llama_cpp.llama_get_embeddings_ith(model.ctx, i)[:width] for i in range(len(tokens))]
+    return np.array(rows, np.float32)
 
 
 def nmse(ours: np.ndarray, theirs: np.ndarray) -> float:
