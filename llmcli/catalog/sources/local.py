@@ -64,7 +64,11 @@ def _find_in_folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     single GGUF, else a checkpoint with pickles. Raises UserError if there is none of these.
     """
     weights = _find_files(path, "*.safetensors")
-    side_files = [*_find_files(path, "*.json"), *_find_files(path, "tokenizer.model")]
+    side_files = [
+        file
+        for pattern in ("*.json", "tokenizer.model", "tiktoken.model", "1_Pooling/config.json")
+        for file in _find_files(path, pattern)
+    ]
     if (path / "config.json").is_file() and weights:
         return "folder", [*weights, *side_files]
     ggufs = [file for file in _find_files(path, "*.gguf") if is_model_name(file.name)]
