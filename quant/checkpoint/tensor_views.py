@@ -6,8 +6,10 @@ rearrange a checkpoint of any size. Shapes are torch's, rows first. `LazyTensor.
 over all axes but the last.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import prod
 from typing import TYPE_CHECKING
@@ -19,6 +21,9 @@ from quant.source.source import reorder_rows
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32, U8
+
+# Number of matrices that keep_matrices() keeps. A matrix of an expert has up to 170 MB.
+MAX_KEPT_MATRICES = 2
 
 
 def row_count(tensor: LazyTensor) -> int:
@@ -194,6 +199,42 @@ def transpose(tensor: LazyTensor) -> LazyTensor:
         return np.ascontiguousarray(np.concatenate(pieces))
 
     return replace(tensor, shape=(*tensor.shape[:-2], width, height), read=read)
+
+
+def keep_matrices(tensor: LazyTensor) -> LazyTensor:
+    """Return the same tensor with a read() that reads whole matrices, and keeps the ones that were
+    read last. It is for tensors such as those of transpose(), of which a few rows are as slow to
+    read as the whole matrix.
+    """
+    matrices, height = _KeptMatrices(tensor), tensor.shape[-2]
+
+    def read(first: int, last: int) -> "U8":
+        import numpy as np
+
+        pieces = [
+            matrices.read(matrix)[max(first - matrix * height, 0) : last - matrix * height]
+            for matrix in range(first // height, -(-last // height))
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    return replace(tensor, read=read)
+
+
+class _KeptMatrices:
+    """The matrices of a tensor. The last ones that were read, of any tensor, are kept."""
+
+    def __init__(self, tensor: LazyTensor) -> None:
+        self.tensor, self.lock = tensor, threading.Lock()
+
+    def read(self, matrix: int) -> "U8":
+        """Return the rows of a matrix, given its number."""
+        with self.lock:  # so that threads that need the same matrix do not read it twice
+            return self._read_kept(matrix)
+
+    @lru_cache(maxsize=MAX_KEPT_MATRICES)  # noqa: B019 (all tensors share the few places)
+    def _read_kept(self, matrix: int) -> "U8":
+        height = self.tensor.shape[-2]
+        return self.tensor.read(matrix * height, (matrix + 1) * height)
 
 
 def _read_rows(tensor: LazyTensor, row_numbers: list[int]) -> "U8":

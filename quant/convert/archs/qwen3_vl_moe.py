@@ -63,7 +63,9 @@ def _turn_experts(config: CheckpointConfig, name: str, tensor: LazyTensor) -> La
         usual, stored = (count, hidden, width), (count, width, hidden)
     else:
         return tensor
-    return tensor_views.transpose(tensor) if tensor.shape == stored != usual else tensor
+    if tensor.shape != stored or stored == usual:
+        return tensor
+    return tensor_views.keep_matrices(tensor_views.transpose(tensor))
 
 
 QWEN3VLMOE = replace(

@@ -198,3 +198,18 @@ def test_split_vector_makes_rows_of_equal_length() -> None:
             lambda row, column, width=8 // count: np.float16(VECTOR[row * width + column]),
         )
         np.testing.assert_array_equal(rows, expected)
+
+
+def test_kept_matrices_are_read_once_if_their_rows_are_read_in_order() -> None:
+    reads = []
+    plain = lazy(STACK)
+
+    def read(first: int, last: int) -> np.ndarray:
+        reads.append((first, last))
+        return plain.read(first, last)
+
+    kept = tensor_views.keep_matrices(replace(plain, read=read))
+    rows = [kept.read(row, row + 1) for row in range(tensor_views.row_count(kept))]
+    np.testing.assert_array_equal(np.concatenate(rows), plain.read(0, 18))
+    assert reads == [(0, 6), (6, 12), (12, 18)]
+    np.testing.assert_array_equal(values(kept), STACK)
