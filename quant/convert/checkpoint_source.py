@@ -58,6 +58,7 @@ TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # conversion/base.py: routers are small and sensitive to rounding, and ggml computes convolutions in
 # F32 only.
 F32_ENDINGS = (
+    "_norm.weight",
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
     "position_embd.weight",

@@ -28,10 +28,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    feed_forward = blocks.feed_forward_shapes(config)
-    del feed_forward["ffn_gate.weight"]
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.attention_shapes(config), feed_forward
+        config, blocks.attention_shapes(config), blocks.plain_feed_forward_shapes(config)
     )
 
 

@@ -229,6 +229,17 @@ def common_keys(config: CheckpointConfig) -> list[ArchKey]:
     return [*entries, *rope_scaling_keys(settings)]
 
 
+def layer_norm_keys(config: CheckpointConfig, eps: float) -> list[ArchKey]:
+    """Return the common metadata keys for a family whose norms also subtract the mean. `eps` is
+    the number that is added to the variance.
+    """
+    entry = ArchKey("attention.layer_norm_epsilon", "float32", eps)
+    return [
+        entry if key.name == "attention.layer_norm_rms_epsilon" else key
+        for key in common_keys(config)
+    ]
+
+
 def rope_scaling_keys(settings: CheckpointConfig) -> list[ArchKey]:
     """Return the metadata keys of linear or yarn rope scaling. For other rope types there are no
     keys.
@@ -407,6 +418,20 @@ def feed_forward_shapes(config: CheckpointConfig) -> Shapes:
         "ffn_up.weight": (ff, hidden),
         "ffn_down.weight": (hidden, ff),
     }
+
+
+def plain_feed_forward_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of one block's feed-forward of two matrices, without a gate, and the norm
+    before it, by role.
+    """
+    shapes = feed_forward_shapes(config)
+    del shapes["ffn_gate.weight"]
+    return shapes
+
+
+def norm_bias_shapes(config: CheckpointConfig, *roles: str) -> Shapes:
+    """Return the shapes of the biases of the norms `roles`, such as "attn_norm", by role."""
+    return {f"{role}.bias": (config.get_int("hidden_size"),) for role in roles}
 
 
 def fused_feed_forward_shapes(config: CheckpointConfig) -> Shapes:
