@@ -84,6 +84,13 @@ def describe_converter(config: Config) -> str:
     return str(config.converter) if config.converter else ARCHIVE.requirement
 
 
+def released_version(config: Config) -> str:
+    """Return the version of the converter, as it is written into files; "another" if the user has
+    set a folder, whose path belongs in no file.
+    """
+    return "another" if config.converter else ARCHIVE.requirement
+
+
 def unpack_converter(archive: Path, target: Path) -> None:
     """Unpack the Python files of the converter from a source archive to the new folder `target`.
     Links and all other members are left out, so that nothing is written outside it.

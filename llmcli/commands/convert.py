@@ -90,14 +90,8 @@ def convert(
         with quantize_file.output_path(
             plan, model, writing.out, config, ui, is_custom=False, dry_run=writing.dry_run
         ) as target:
-            report = None
             if not writing.dry_run:
                 require_writable_file(plan.source, target, force=writing.force)
-                if writing.force or not is_finished(plan, target):
-                    opened.write_weights()
-                report = quantize_file.write_with_progress(
-                    plan, target, ui, threads=writing.threads, force=writing.force
-                )
             mmproj = (
                 side_files.write_mmproj(
                     folder,
@@ -110,6 +104,13 @@ def convert(
                 if conversion.mmproj
                 else None
             )
+            report = None
+            if not writing.dry_run:
+                if writing.force or not is_finished(plan, target):
+                    opened.write_weights()
+                report = quantize_file.write_with_progress(
+                    plan, target, ui, threads=writing.threads, force=writing.force
+                )
     result = QuantizeResult(plan, target, report, converter=opened.converter, mmproj=mmproj)
     print_result(result, ui)
 

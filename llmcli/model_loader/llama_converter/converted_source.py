@@ -106,7 +106,7 @@ def convert_checkpoint(
         "the model",
         converter_source.CONVERT_SCRIPT,
         (str(folder), "--outtype", _outtype(folder), *["--no-mtp"] * no_mtp),
-        {CONVERTER_KEY: f"llama.cpp ({version})"},
+        {CONVERTER_KEY: f"llama.cpp ({converter_source.released_version(config)})"},
     )
     with start_conversion(request, config, ui) as conversion:
         header = read_header.read_header(conversion.header_file)

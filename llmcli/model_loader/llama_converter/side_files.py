@@ -61,12 +61,13 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True)
 class _SideRequest:
-    """What to write: the request to the converter, the output file, the checkpoint's files that
-    decide its bytes, and a check of its header.
+    """What to write: the request to the converter, the output file, the type of its matrices, the
+    checkpoint's files that decide its bytes, and a check of its header.
     """
 
     converter: ConverterRequest
     out: Path
+    outtype: str
     files: tuple[Path, ...]
     check: "Callable[[ModelHeader], None]"
 
@@ -104,12 +105,12 @@ def write_mmproj(
     """
     converter = ConverterRequest(
         folder,
-        "its vision or audio part",
+        "the vision or audio part",
         converter_source.CONVERT_SCRIPT,
         (str(folder), "--mmproj", "--outtype", "auto"),
     )
     files = tuple(sorted(folder.glob("*.safetensors"))) or tuple(sorted(folder.glob("*.bin")))
-    request = _SideRequest(converter, out, files, _check_mmproj_header)
+    request = _SideRequest(converter, out, "auto", files, _check_mmproj_header)
     return _write(request, config, ui, force=force, dry_run=dry_run)
 
 
@@ -140,7 +141,7 @@ def write_adapter(
     )
     weights = tuple(folder / name for name in ADAPTER_FILES if (folder / name).is_file())
     request = _SideRequest(
-        converter, out, (*weights[:1], base / "config.json"), _check_adapter_header
+        converter, out, outtype, (*weights[:1], base / "config.json"), _check_adapter_header
     )
     return _write(request, config, ui, force=force, dry_run=dry_run)
 
@@ -194,7 +195,9 @@ def _write(
     """Run the converter and write its file, unless that is there already. Raises UserError."""
     out, version = request.out, converter_source.describe_converter(config)
     require_output_name(out)
-    settings = json.dumps({"converter": version, "words": request.converter.words[1:]})
+    settings = json.dumps(
+        {"converter": converter_source.released_version(config), "type": request.outtype}
+    )
     source = _fingerprint(request.files)
     if not force and (present := _find_present(out, source, settings)):
         ui.note(f"{out} is up to date: nothing to do (--force makes it again)")

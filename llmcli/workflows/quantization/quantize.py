@@ -410,8 +410,10 @@ def write(
     ) as target:
         certify.require_disk_space(plan, target, job.verify_request, config)
         result = QuantizeResult(plan, target, mix_fields=mix_fields, converter=job.opened.converter)
+        # the smaller file first, because the converter may not know this part of the model
+        mmproj = write_mmproj(job, target, config, ui)
         if output.dry_run:
-            return replace(result, mmproj=write_mmproj(job, target, config, ui))
+            return replace(result, mmproj=mmproj)
         if output.force or verifies or not is_finished(plan, target):
             job.opened.write_weights()
         write_model = (
@@ -425,7 +427,6 @@ def write(
         certified_file = certify.certify(
             plan, target, report, job.verify_request, mix_fields, config, ui
         )
-        mmproj = write_mmproj(job, target, config, ui)
     if certified_file:
         # the digest is that of the file without its certificate
         report = replace(report, sha256=None)
