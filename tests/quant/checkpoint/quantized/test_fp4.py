@@ -1,14 +1,20 @@
 """NVFP4 and MXFP4 weights of ModelOpt, compressed-tensors, AutoRound and Quark have known values."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from quant.checkpoint.quantized.base import float8_values
+from quant.convert import checkpoint_source
 from quant.errors import DamagedSourceError, UserError
+from quant.native import ggml
+from quant.quantize.plan import plan_quantization
+from tests.quant import tiny_checkpoint
 from tests.quant.checkpoint.quantized.stored import Stored, floats, restore
+from tests.quant.int4_checkpoint import Table, ZeroFile
 
 LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
@@ -186,3 +192,64 @@ def test_values_that_are_not_finite_are_refused_by_tensor_name() -> None:
     result = restore(MODELOPT, Stored(arrays | {"a.weight_scale_2": tensor_scale}))
     with pytest.raises(DamagedSourceError, match=r"a\.weight contains NaN"):
         floats(result["a.weight"])
+
+
+def write_llama(stories: Path, folder: Path, settings: dict[str, Any], tables: Table) -> Path:
+    """Write the stories260K checkpoint with some tensors replaced. `tables`: the dtype, the shape
+    and the bytes of the new tensors; the matrices that they replace are left out.
+    """
+    replaced = {re.sub(r"weight_.*", "weight", name) for name in tables}
+    kept: Table = {
+        name: ("F32", array.shape, array.astype(np.float32).tobytes())
+        for name, array in tiny_checkpoint.read(stories / "model.safetensors").items()
+        if name not in replaced
+    }
+    tiny_checkpoint.copy(stories, folder, quantization_config=settings)
+    file = folder / "model.safetensors"
+    file.write_bytes(ZeroFile(file, kept | tables).content())
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_a_dense_llama_with_some_layers_in_fp4_is_converted(
+    kind: str, stories: Path, tmp_path: Path
+) -> None:
+    """The rows of q_proj are reordered, also in blocks. Other layers stay floats."""
+    packed: Table = {}
+    plain: Table = {}
+    for name in ("q_proj", "o_proj"):
+        weight = f"model.layers.1.self_attn.{name}.weight"
+        if kind == "mxfp4":
+            codes, values = random_codes(64, 64)
+            scales, dtype = np.full((64, 2), 120, np.uint8), "U8"
+            values = np.ldexp(values, -7)
+        else:
+            codes, scales, tensor_scale, values = random_nvfp4(64, 64, divide=True)
+            dtype = "F8_E4M3"
+            packed[f"{weight}_global_scale"] = ("F32", (1,), tensor_scale.tobytes())
+        packed[f"{weight}_packed"] = ("U8", codes.shape, codes.tobytes())
+        packed[f"{weight}_scale"] = (dtype, scales.shape, scales.tobytes())
+        plain[weight] = ("F32", (64, 64), values.tobytes())
+    settings = COMPRESSED | {"format": f"{kind}-pack-quantized", "ignore": ["lm_head"]}
+    ours = checkpoint_source.open_checkpoint(
+        write_llama(stories, tmp_path / "packed", settings, packed)
+    )
+    floats_source = checkpoint_source.open_checkpoint(
+        write_llama(stories, tmp_path / "plain", {}, plain)
+    )
+    for weight, expected in zip(ours.weights, floats_source.weights, strict=True):
+        data = ggml.decode(
+            weight.read(0, weight.rows), weight.type, weight.columns, label=weight.name
+        )
+        assert weight.name == expected.name
+        assert np.array_equal(data, expected.read(0, weight.rows).view(np.float32)), weight.name
+    types = {weight.name: weight.type for weight in ours.weights}
+    expected_type = "MXFP4" if kind == "mxfp4" else "F32"
+    assert types["blk.1.attn_q.weight"] == types["blk.1.attn_output.weight"] == expected_type
+    assert types["blk.0.attn_q.weight"] == "F32"
+    plan = plan_quantization(ours, "Q8_0")
+    new_types = {step.weight.name: step.type for step in plan.steps}
+    assert new_types["blk.1.attn_q.weight"] == ("MXFP4" if kind == "mxfp4" else "Q8_0")
+    assert new_types["blk.0.attn_q.weight"] == "Q8_0"
+    assert any("already quantized" in note for note in plan.notes) == (kind == "nvfp4")
+    assert any("2 tensors stay MXFP4" in note for note in plan.notes) == (kind == "mxfp4")
