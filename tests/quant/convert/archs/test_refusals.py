@@ -83,6 +83,18 @@ def config(hf: str, **changes: Any) -> CheckpointConfig:
         ("NemotronHForCausalLM", {"mlp_hidden_act": "silu"}, "activations are silu"),
         ("NemotronHForCausalLM", {"use_bias": True}, "use_bias"),
         ("FalconH1ForCausalLM", {"mamba_rms_norm": True}, "before the gate"),
+        ("ModernBertModel", {"norm_bias": True}, "norm_bias"),
+        ("ModernBertModel", {"hidden_activation": "relu"}, "activation is relu"),
+        ("ModernBertModel", {"classifier_pooling": "max"}, "classifier_pooling is max"),
+        ("ModernBertModel", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "scaled"),
+        (
+            "ModernBertForSequenceClassification",
+            {
+                "classifier_activation": "silu",
+                "architectures": ["ModernBertForSequenceClassification"],
+            },
+            "head's activation is silu",
+        ),
         ("FalconH1ForCausalLM", {"attention_bias": True}, "attention_bias"),
         ("FalconH1ForCausalLM", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "llama3"),
         (
