@@ -302,7 +302,9 @@ def _class_of_type(kind: object) -> list[str]:
     if (name := CLASSES_OF_TYPES.get(str(kind))) in ARCHS:
         return [str(name)]
     stem = str(kind).removesuffix("_text").replace("_", "")
-    return [name for name in ARCHS if name.lower().replace("_", "") == f"{stem}forcausallm"]
+    by_name = {name.lower().replace("_", ""): name for name in ARCHS}
+    endings = ("forcausallm", "forconditionalgeneration")
+    return [by_name[stem + ending] for ending in endings if stem + ending in by_name][:1]
 
 
 def _arch(path: Path, config: CheckpointConfig) -> Arch:

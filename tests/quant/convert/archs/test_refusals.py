@@ -63,6 +63,11 @@ def config(hf: str, **changes: Any) -> CheckpointConfig:
         ("Qwen3_5ForCausalLM", {"rope_parameters": {}}, "do not fit 8 pairs"),
         ("Qwen3_5ForCausalLM", {"rope_parameters": {"mrope_section": [3, 3, 2, 1]}}, "do not fit"),
         ("Qwen3_5ForCausalLM", {"rope_parameters": {"mrope_section": [1, 1, 1]}}, "other sections"),
+        (
+            "Qwen2VLForConditionalGeneration",
+            {"text_config": None, "rope_parameters": {"mrope_section": [4, 6, 5]}},
+            "do not make",
+        ),
         ("Qwen3_5MoeForCausalLM", {"num_experts_per_tok": 9}, "9 of 8 experts"),
         ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "5 of 4 experts"),
         ("LlamaForCausalLM", {"num_local_experts": 4}, "mixture of experts"),
