@@ -1,0 +1,72 @@
+"""Phi 1 to 2: rotary halves in a part of each head, norms that subtract the mean, one input for
+attention and feed-forward, biases in all matrices, also in the head.
+
+Follows Phi2Model of llama.cpp (conversion/phi.py, src/models/phi2.cpp). The converter of llama.cpp
+writes no rotary base, which is then 10000, and a feed-forward of four times the hidden size.
+"""
+
+from quant.checkpoint.config import CheckpointConfig
+from quant.convert.archs import blocks
+from quant.convert.archs.base import Arch, ArchKey, Shapes
+
+DEFAULTS = {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}  # of transformers' PhiConfig
+
+
+def check(config: CheckpointConfig) -> list[str]:
+    """Raise UserError for settings that llama.cpp's phi2 computes differently. Return no notes."""
+    blocks.raise_problems(
+        config,
+        [
+            *blocks.common_problems(
+                config,
+                activations=("gelu_new", "gelu_pytorch_tanh"),
+                allow_partial_rotary=True,
+            ),
+            blocks.problem_head_width(config),
+            (config.get_bool("qk_layernorm"), "it has norms of heads (qk_layernorm)"),
+        ],
+    )
+    return []
+
+
+def keys(config: CheckpointConfig) -> list[ArchKey]:
+    """Return the common metadata keys and the rotary width of a head."""
+    return [
+        *blocks.layer_norm_keys(config, config.get_float("layer_norm_eps")),
+        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+    ]
+
+
+def required_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of all tensors that a converted model must have, rows first, by
+    GGUF name.
+    """
+    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
+    block = (
+        blocks.attention_shapes(config)
+        | blocks.qkv_bias_shapes(config)
+        | blocks.plain_feed_forward_shapes(config)
+        | blocks.norm_bias_shapes(config, "attn_norm")
+        | {"attn_output.bias": (hidden,), "ffn_up.bias": (ff,), "ffn_down.bias": (hidden,)}
+    )
+    del block["ffn_norm.weight"]
+    return (
+        blocks.embedding_and_head(config)
+        | blocks.norm_bias_shapes(config, "output_norm")
+        | {"output.bias": (config.get_int("vocab_size"),)}
+        | blocks.repeat_for_blocks(config, block)
+    )
+
+
+PHI2 = Arch(
+    name="phi2",
+    kind="PHI2",
+    hf=("PhiForCausalLM",),
+    keys=keys,
+    required_shapes=required_shapes,
+    check=check,
+    defaults=DEFAULTS,
+    needs_head=True,
+)
+
+ARCHS = (PHI2,)
