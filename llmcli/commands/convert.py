@@ -62,7 +62,7 @@ def convert(
     from llmcli.errors import UsageError
     from llmcli.model_loader import plan_notes, quantize_file
     from llmcli.model_loader.llama_converter import side_files
-    from llmcli.model_loader.llama_converter.adapter import AdapterRequest, convert_adapter
+    from llmcli.workflows.quantization.convert_adapter import AdapterRequest, convert_adapter
     from llmcli.workflows.quantization.quantize import QuantizeResult
     from quant.quantize.output_files import require_writable_file
     from quant.quantize.plan import plan_quantization

@@ -318,7 +318,7 @@ def _arch(path: Path, config: CheckpointConfig) -> Arch:
         like = f"; the nearest is {nearest[0]}" if nearest else ""
         raise UnknownClassError(
             f"{path} is a {name}; supported are {', '.join(sorted(ARCHS))}{like}",
-            "pull a GGUF of this model instead",
+            "`llmcli quantize` has llama.cpp's own converter for others; or pull a GGUF of this model",
             name,
         )
     return ARCHS[name]

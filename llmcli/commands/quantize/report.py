@@ -9,8 +9,8 @@ from llmcli.units import format_count, format_size
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmcli.model_loader.llama_converter.adapter import AdapterResult
     from llmcli.model_loader.llama_converter.side_files import SideFile
+    from llmcli.workflows.quantization.convert_adapter import AdapterResult
     from llmcli.workflows.quantization.quantize import QuantizeResult
 
 

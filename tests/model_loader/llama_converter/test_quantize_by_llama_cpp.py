@@ -366,3 +366,24 @@ def test_the_real_converter_and_the_native_one_write_the_same_tensors(
     assert classes is not None
     assert len(classes.text) > 200
     assert len(classes.mmproj) > 50
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--target-bpw", "9", "--quick"),
+        ("--q4_0", "--verify", "--verify-chunks", "1"),
+        ("--q4_0", "--method", "search"),
+        ("--q8_0", "--split-max-size", "1M"),
+    ],
+)
+def test_the_other_options_of_quantize_apply(
+    llmcli: Any, folder: Path, converter: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    done = llmcli("quantize", str(folder), "-o", str(tmp_path / "x.gguf"), "--json", *words)
+    assert done.code == 0, done.err
+    assert calls(converter) == 1
+    document = json.loads(done.out)
+    assert document["converter"] == "llama.cpp"
+    assert ("certificate" in document) == ("--verify" in words)
+    assert leftovers() == []
