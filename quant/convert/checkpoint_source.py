@@ -48,6 +48,7 @@ WRAPPER_PATTERN = re.compile(
 COMPARED_ROWS = 16
 # model_type -> class name, where the letters of the two differ
 CLASSES_OF_TYPES = {
+    "gpt2": "GPT2LMHeadModel",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
 }
@@ -107,7 +108,10 @@ def open_checkpoint(
         arch, config, restored.tensors, with_prediction
     )
     weights, dropped_notes = _convert_weights(path, arch, config, tensors)
-    keys = prediction.extend_keys(arch.keys(config), prediction.layer_count(config))
+    keys = [
+        *prediction.extend_keys(arch.keys(config), prediction.layer_count(config)),
+        *arch.tensor_keys(config, tensors),
+    ]
     dtype = _float_dtype(language_part.tensors)
     entries = [
         *general_metadata.general_entries(folder, arch.name, weights, restored.method),

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 POOLING_FILE = "1_Pooling/config.json"
 MAX_LAYERS = 512  # llama.cpp, LLAMA_MAX_LAYERS
 
+# Beginnings of metadata keys that have no prefix of the architecture.
+WHOLE_NAMES = ("tokenizer.", "xielu.")
+
 Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class ArchKey:
     """One metadata key of a converted file: its name without the architecture's prefix, its GGUF
-    type and its value. A name that begins with "tokenizer." is the whole name.
+    type and its value. A name that begins as one of WHOLE_NAMES is the whole name.
 
     The GGUF type of an array is written "array:int32".
     """
@@ -36,7 +39,7 @@ class ArchKey:
 
     def full_name(self, architecture: str) -> str:
         """Return the name in the file of an architecture."""
-        return self.name if self.name.startswith("tokenizer.") else f"{architecture}.{self.name}"
+        return self.name if self.name.startswith(WHOLE_NAMES) else f"{architecture}.{self.name}"
 
 
 TensorOp = Callable[[CheckpointConfig, LazyTensor], LazyTensor]
@@ -45,6 +48,11 @@ TensorOp = Callable[[CheckpointConfig, LazyTensor], LazyTensor]
 def no_tensors(config: CheckpointConfig) -> dict[str, Any]:
     """Return an empty dictionary. This is the default for families without such tensors."""
     return {}
+
+
+def no_keys(config: CheckpointConfig, tensors: Tensors) -> list[ArchKey]:
+    """Return no metadata keys. This is the default for families whose keys need no tensors."""
+    return []
 
 
 def keep_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
@@ -83,6 +91,9 @@ class Arch:
       must keep the shape, except that a vocabulary may lose rows.
     - `extra_tensors`: a function that returns tensors computed from the settings alone.
 
+    `tensor_keys` returns metadata keys that contain values of tensors, given the tensors before
+    `prepare`. Such tensors are left out with `dropped_endings`.
+
     `prediction_shapes` returns the shapes of the tensors of one layer that predicts further tokens
     (see prediction.py), by role. It is None if llama.cpp has no such layers for the family.
 
@@ -108,6 +119,7 @@ class Arch:
     names: Mapping[str, str] = field(default_factory=dict)
     ops: Mapping[str, TensorOp] = field(default_factory=dict)
     extra_tensors: "Callable[[CheckpointConfig], dict[str, F32]]" = no_tensors
+    tensor_keys: Callable[[CheckpointConfig, Tensors], list[ArchKey]] = no_keys
     prediction_shapes: Callable[[CheckpointConfig], Shapes] | None = None
     needs_head: bool = False
     normalize: Callable[[CheckpointConfig], CheckpointConfig] = keep_config
