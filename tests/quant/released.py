@@ -9,6 +9,32 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
+LLAMA4_SCOUT: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "attn_scale": 0.1,
+    "attn_temperature_tuning": True,
+    "floor_scale": 8192,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 10485760,
+    "model_type": "llama4_text",
+    "no_rope_layers": [],
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": LLAMA3_ROPE | {"factor": 16.0, "high_freq_factor": 1.0},
+    "rope_theta": 500000.0,
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
 LFM2_1_2B: dict[str, Any] = {
     "block_auto_adjust_ff_dim": True,
     "block_ff_dim": 12288,
@@ -285,6 +311,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
         "vocab_size": 128256,
+    },
+    "Llama-4-Scout-17B-16E-Instruct": {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "text_config": LLAMA4_SCOUT,
+        "tie_word_embeddings": False,
+    },
+    "Llama-4-Scout-17B-16E-Instruct, text part": {
+        "architectures": ["Llama4ForCausalLM"],
+        **LLAMA4_SCOUT,
+    },
+    "Llama-4-Maverick-17B-128E-Instruct": {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "text_config": LLAMA4_SCOUT
+        | {
+            "interleave_moe_layer_step": 2,
+            "max_position_embeddings": 1048576,
+            "num_local_experts": 128,
+            "rope_scaling": None,
+            "use_qk_norm": False,
+        },
+        "tie_word_embeddings": False,
     },
     "Mistral-7B-v0.1": {
         "architectures": ["MistralForCausalLM"],

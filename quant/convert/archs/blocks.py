@@ -489,20 +489,21 @@ def llama3_rope_factors(config: CheckpointConfig) -> "dict[str, F32]":
         settings.get_float("high_freq_factor", 4.0),
     )
     original = settings.get_float(ORIGINAL_LENGTH_KEY)
-    if low >= high:
+    if low > high:
         raise UserError(
-            f"{config.location}: low_freq_factor must be below high_freq_factor",
+            f"{config.location}: low_freq_factor must not be above high_freq_factor",
             hint="fetch it again",
         )
     factors = []
     for pair in range(head_dim // 2):
         wavelength = 2 * math.pi * settings.get_float("rope_theta") ** (2 * pair / head_dim)
-        smooth = (original / wavelength - low) / (high - low)
         if wavelength < original / high:
             factors.append(1.0)
         elif wavelength > original / low:
             factors.append(factor)
         else:
+            # Llama 4 Scout has no factors between low and high, which are equal there
+            smooth = (original / wavelength - low) / (high - low) if high > low else 1.0
             factors.append(1 / ((1 - smooth) / factor + smooth))
     return {"rope_freqs.weight": np.array(factors, np.float32)}
 
