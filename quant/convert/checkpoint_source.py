@@ -32,6 +32,7 @@ from quant.recipes import tensor_types
 from quant.recipes.file_types import ModelFacts
 from quant.source.blob import Blob
 from quant.source.source import Source, Weight
+from quant.tokenizer.tokenizer_files import TOKENIZER_FILES
 from quant.tokenizer.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ CLASSES_OF_TYPES = {
 }
 # Threads that read small parts of a checkpoint at once, because it may be on a server.
 READ_THREADS = 8
-TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # Endings of the names of matrices that stay F32, as in prepare_tensors of llama.cpp's
 # conversion/base.py: routers are small and sensitive to rounding, and ggml computes convolutions in
 # F32 only.

@@ -1,8 +1,8 @@
 """Converts a checkpoint folder's tokenizer to the metadata entries of a GGUF vocabulary.
 
 Four kinds of tokenizers are read: SentencePiece (tokenizer.model, or a tokenizer.json made from
-one), Unigram, WordPiece and byte-level BPE (tokenizer.json). Added tokens, special ids, end-of-turn tokens and
-the chat template are included.
+one), Unigram, WordPiece and byte-level BPE (tokenizer.json, tekken.json or tiktoken.model). Added
+tokens, special ids, end-of-turn tokens and the chat template are included.
 """
 
 import re
@@ -20,6 +20,7 @@ from quant.tokenizer import (
     sentencepiece_model,
     special_tokens,
     token_table,
+    tokenizer_files,
     unigram,
     wordpiece,
 )
@@ -161,8 +162,8 @@ def _read_files(folder: CheckpointFolder) -> TokenizerFiles:
     """Read the tokenizer's JSON files of a folder."""
     return TokenizerFiles(
         folder.path,
-        tokenizer=folder.read_optional_json("tokenizer.json"),
-        settings=folder.read_optional_json("tokenizer_config.json"),
+        tokenizer=tokenizer_files.read_tokenizer_json(folder),
+        settings=tokenizer_files.read_settings(folder),
         generation=folder.read_optional_json("generation_config.json"),
         added_tokens=folder.read_optional_json("added_tokens.json"),
     )

@@ -19,7 +19,7 @@ import tokenizers
 from quant.checkpoint.folder import REFETCH_HINT, CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.header import GgufArray, MetadataValue
-from quant.tokenizer import charsmap, unigram
+from quant.tokenizer import charsmap, tokenizer_files, unigram
 from quant.tokenizer.charsmap import Charsmap
 from quant.tokenizer.json_nodes import flatten_sequence
 from quant.tokenizer.pre_tokenizer import PreTokenizerMatch, find_pre_tokenizer, uses_nfc
@@ -136,19 +136,24 @@ def load_reference(
     `metadata` is that of the finished GGUF vocabulary; `pre` is the pre-tokenizer that the user
     named. Raises UserError if the library cannot read the files.
     """
-    if folder.has_file("tokenizer.json"):
-        return _from_json(folder, metadata, pre)
+    name = tokenizer_files.find_byte_rank_file(folder)
+    if name or folder.has_file("tokenizer.json"):
+        return _from_json(folder, name or "tokenizer.json", metadata, pre)
     return _from_pieces(folder, metadata)
 
 
 def _from_json(
-    folder: CheckpointFolder, metadata: Mapping[str, MetadataValue], pre: str | None
+    folder: CheckpointFolder, name: str, metadata: Mapping[str, MetadataValue], pre: str | None
 ) -> ReferenceTokenizer:
-    """Open a tokenizer.json."""
-    file, values = folder.path / "tokenizer.json", folder.read_json("tokenizer.json")
+    """Open a tokenizer.json, or another file `name` in its form."""
+    file, values = folder.path / name, tokenizer_files.read_tokenizer_json(folder)
     kind, size = metadata.get("tokenizer.ggml.model"), _size(metadata)
     _check_piece_lengths(file, values.get("model"))
-    tokenizer = _call(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
+    tokenizer = (
+        _call(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
+        if name == "tokenizer.json"
+        else _open(file, values)
+    )
     added_nodes = values.get("added_tokens") or []
     # tokens without a row were left out of the vocabulary
     if any(node["id"] >= size for node in added_nodes):
