@@ -142,13 +142,19 @@ SYMBOLS_WITH_SLASH = SYMBOLS_AND_SPACES.replace(r"[\r\n]*", r"[\r\n/]*")
 WITHOUT_CASE = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SYMBOLS_WITH_SLASH}"
 )
+# The ideographs of llama.cpp's unicode_cpt_is_han; \p{Han} has a few more characters, such as U+3005.
+IDEOGRAPHS = (
+    "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf900-\ufaff"
+    "\U0002f800-\U0002fa1f"
+)
 KIMI_WITHOUT_CASE = (
-    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&{NOT_HAN}]+{CONTRACTIONS}?"
+    rf"[{IDEOGRAPHS}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{IDEOGRAPHS}]]+{CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}{SYMBOLS_AND_SPACES}"
 )
 DIGIT_GROUPS = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 ASCII_CASE_NOTE = "recognizes case by ASCII letters only, and no combining marks"
 NO_CASE_NOTE = "ignores case, and treats combining marks differently"
+KIMI_NOTE = "ignores case, and treats combining marks and some ideographs differently"
 # The steps of a tokenizer.json -> the names of pre-tokenizers for which llama.cpp takes other
 # steps, these other steps, and the difference in words.
 DIALECTS: dict[SplitSteps, tuple[frozenset[str], SplitSteps, str]] = {
@@ -158,7 +164,7 @@ DIALECTS: dict[SplitSteps, tuple[frozenset[str], SplitSteps, str]] = {
         (BY_ASCII_CASE % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}"),),
         ASCII_CASE_NOTE,
     ),
-    (KIMI,): (frozenset({"kimi-k2"}), (KIMI_WITHOUT_CASE,), NO_CASE_NOTE),
+    (KIMI,): (frozenset({"kimi-k2"}), (KIMI_WITHOUT_CASE,), KIMI_NOTE),
     (DIGIT_TRIPLES, GPT4O): (
         frozenset({"tiny_aya", "cohere2moe"}),
         (DIGIT_GROUPS, WITHOUT_CASE),

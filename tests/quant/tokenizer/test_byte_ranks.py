@@ -127,6 +127,17 @@ def test_tiktoken_gives_the_ids_of_the_trained_bpe(tmp_path: Path) -> None:
         assert model.tokenize("<|im_end|>", special=True) == [len(pieces) + 2]
 
 
+def test_repetition_mark_between_ideographs_is_explained(tmp_path: Path) -> None:
+    """llama.cpp splits before U+3005, which is a Han character for the library."""
+    folder, pieces = tmp_path / "model", [bytes([byte]) for byte in range(256)]
+    for text in ("\u4eba", "\u3005", "\u4eba\u3005"):
+        data = text.encode()
+        pieces += [piece for cut in (2, 3, 4, 5, 6) if (piece := data[:cut]) not in pieces]
+    write_tiktoken(folder, list(dict.fromkeys(pieces)))
+    verified = vocabularies.convert_and_verify(folder, len(pieces) + 16, tmp_path / "v.gguf")
+    assert "some ideographs" in verified.notes[0]
+
+
 def encode_word(ranks: dict[bytes, int], word: bytes) -> list[int]:
     """Return the ranks of a word's pieces by tiktoken's procedure, written out."""
     if word in ranks:
