@@ -184,9 +184,11 @@ def compressed(form: str) -> Callable[[torch.Tensor], Case]:
         arguments: dict[str, Any] = {
             "nvfp4-pack-quantized": {"type": "float", "strategy": "tensor_group", "group_size": 16},
             "mxfp4-pack-quantized": {"type": "float", "strategy": "group", "group_size": 32},
+            "mxfp8-quantized": {"type": "float", "strategy": "group", "group_size": 32},
             "pack-quantized": {"type": "int", "strategy": "group", "group_size": 32},
         }[form]
-        args = library.QuantizationArgs(num_bits=4, symmetric=True, **arguments)
+        bits = 8 if form == "mxfp8-quantized" else 4
+        args = library.QuantizationArgs(num_bits=bits, symmetric=True, **arguments)
         scheme = library.QuantizationScheme(targets=["Linear"], weights=args)
         peak = weight.reshape(len(weight), -1, args.group_size).abs().amax(-1)
         state = {"weight": weight, "weight_scale": peak / 7}
@@ -197,11 +199,16 @@ def compressed(form: str) -> Callable[[torch.Tensor], Case]:
             state["weight_scale"] = (peak / 6 * tensor_scale).to(torch.float8_e4m3fn).float()
         elif form == "mxfp4-pack-quantized":
             state["weight_scale"] = 2 ** torch.floor(torch.log2(peak / 4))
+        elif form == "mxfp8-quantized":
+            state["weight_scale"] = 2 ** torch.floor(torch.log2(peak / 256))
         compressor = compressors.BaseCompressor.get_value_from_registry(form)
         stored = compressor.compress(dict(state), scheme)
         if form == "pack-quantized":
             expected = compressor.decompress(dict(stored), scheme)["weight"]
-        else:  # its decompress() rounds to bfloat16
+        elif form == "mxfp8-quantized":  # decompress() rounds to bfloat16
+            codes = stored["weight"].float()
+            expected = forward.dequantize(codes, state["weight_scale"], args=args)
+        else:  # the same
             helpers = importlib.import_module("compressed_tensors.compressors.nvfp4.helpers")
             codes = helpers.unpack_fp4_from_uint8(
                 stored["weight_packed"], *weight.shape, dtype=torch.float32
@@ -211,7 +218,7 @@ def compressed(form: str) -> Callable[[torch.Tensor], Case]:
                 codes, scale, args=args, dtype=torch.float32, global_scale=tensor_scale
             )
         tensors = {f"layer.{part}": value for part, value in stored.items()}
-        groups = {"group_0": {"weights": {"num_bits": 4, **arguments}}}
+        groups = {"group_0": {"weights": {"num_bits": bits, **arguments}}}
         settings = {
             "quant_method": "compressed-tensors",
             "format": form,
@@ -267,6 +274,7 @@ CASES: dict[str, tuple[str, Callable[[torch.Tensor], Case]]] = {
     "compressed-tensors int4": ("compressed-tensors", compressed("pack-quantized")),
     "compressed-tensors NVFP4": ("compressed-tensors", compressed("nvfp4-pack-quantized")),
     "compressed-tensors MXFP4": ("compressed-tensors", compressed("mxfp4-pack-quantized")),
+    "compressed-tensors MXFP8": ("compressed-tensors", compressed("mxfp8-quantized")),
     "ModelOpt NVFP4": ("nvidia-modelopt", modelopt_nvfp4),
     "MXFP4 of gpt-oss": ("transformers", transformers_mxfp4),
 }

@@ -1,4 +1,5 @@
-"""compressed-tensors checkpoints: packed integers, plain 8-bit integers, FP8, NVFP4 and MXFP4.
+"""compressed-tensors checkpoints: packed integers, plain 8-bit integers, FP8, MXFP8, NVFP4 and
+MXFP4.
 
 Follows dequant_model of llama.cpp (conversion/base.py). Features that llama.cpp lacks follow the
 compressed-tensors library: actorder, zeros that are not packed, several groups of settings, and
@@ -46,6 +47,7 @@ SUPPORTED_FORMATS = (
     "naive-quantized",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
 )
 ACTIVATION_ENDINGS = (*fp8.ACTIVATION_ENDINGS, ".input_zero_point", ".output_zero_point")
 SCALE_DTYPES = ("F32", "F16", "BF16")

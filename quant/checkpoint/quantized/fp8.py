@@ -1,9 +1,10 @@
-"""FP8 checkpoints: weights as 8-bit floats, with one scale for each block, row or tensor.
+"""FP8 and MXFP8 checkpoints: weights as 8-bit floats, with a scale for each block, row or tensor.
 
 Follows dequant_model of llama.cpp (conversion/base.py): a weight is its 8-bit float times its
 scale. Scales of activations are left out, because llama.cpp computes nothing in FP8.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quant.checkpoint.config import CheckpointConfig
@@ -19,6 +20,7 @@ from quant.checkpoint.safetensors import LazyTensor, Tensors
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
+MX_GROUP = 32  # number of values that share a scale in MXFP8
 FLOAT8_DTYPES = ("F8_E4M3", "F8_E5M2")
 # Ending of a scale's name -> ending of its weight's name.
 SCALE_ENDINGS = {"_scale_inv": "", "_scale": "", ".qscale_weight": ".weight"}
@@ -74,8 +76,12 @@ def scale_tensor(
     Without `zero`, nothing is subtracted; `zero` has the shape of the scale.
 
     The scale is one number for the tensor, one for each row `[..., rows, 1]`, or one for each block
-    of `block` = [rows, columns]. Raises UserError if the shapes do not fit.
+    of `block` = [rows, columns]. In MXFP8 it is a byte with an exponent for 32 values of a row.
+    Raises UserError if the shapes do not fit.
     """
+    exponents = (*tensor.shape[:-1], -(-tensor.shape[-1] // MX_GROUP))
+    if tensor.dtype in FLOAT8_DTYPES and (scale.dtype, scale.shape) == ("U8", exponents):
+        scale, block = replace(scale, dtype="F8_E8M0"), [1, MX_GROUP]
     height, width = _block(settings, tensor, scale, block)
     rows, columns = tensor.shape[-2:] if len(tensor.shape) > 1 else (1, tensor.shape[-1])
     down, across = -(-rows // height), -(-columns // width)

@@ -1,7 +1,7 @@
 """Checkpoints of NVIDIA's ModelOpt: FP8, NVFP4 and MXFP4, also mixed in one checkpoint.
 
 Each weight is decoded by the way it is stored (modelopt/torch/export/quant_utils.py): 8-bit floats
-with NAME_scale are FP8; bytes of codes with NAME_scale in E4M3 and NAME_scale_2 are NVFP4; bytes of
+with NAME_scale are FP8 or MXFP8; bytes of codes with NAME_scale in E4M3 and NAME_scale_2 are NVFP4; bytes of
 codes with bytes of exponents are MXFP4. Layers that the settings exclude are floats. Scales of
 activations and of the KV cache are left out.
 """
@@ -19,6 +19,7 @@ SUPPORTED_ALGORITHMS = (
     "W4A16_NVFP4",
     "MXFP4",
     "W4A8_MXFP4_FP8",
+    "MXFP8",
     "MIXED_PRECISION",
 )
 

@@ -1,4 +1,4 @@
-"""NVFP4 and MXFP4 weights of ModelOpt, compressed-tensors, AutoRound and Quark have known values."""
+"""NVFP4, MXFP4 and MXFP8 weights of each tool that writes them have known values."""
 
 import re
 from pathlib import Path
@@ -144,6 +144,23 @@ def test_mxfp4_becomes_blocks_of_ggml(
     assert (result["a.weight"].dtype, result["a.weight"].shape) == ("MXFP4", (24, 96))
     expected = np.ldexp(values, np.repeat(exponents.astype(int) - 127, 32, axis=1))
     assert np.array_equal(floats(result["a.weight"], 5), expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [MODELOPT | {"quant_algo": "MXFP8"}, COMPRESSED | {"format": "mxfp8-quantized"}],
+)
+def test_mxfp8_is_widened(settings: dict[str, Any]) -> None:
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 127, (6, 80)).astype(np.uint8)
+    exponents = random.integers(100, 140, (6, 3)).astype(np.uint8)
+    stored = Stored({"a.weight": ("F8_E4M3", codes), "a.weight_scale": exponents})
+    expected = np.zeros((6, 80), np.float32)
+    for i, j in np.ndindex(6, 80):
+        expected[i, j] = float8_values("F8_E4M3")[codes[i, j]] * 2.0 ** (
+            int(exponents[i, j // 32]) - 127
+        )
+    assert np.array_equal(floats(restore(settings, stored)["a.weight"], 4), expected)
 
 
 def test_mxfp4_stacks_of_any_model_become_blocks_of_ggml() -> None:
