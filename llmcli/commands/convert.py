@@ -55,8 +55,9 @@ def convert(
     offline: Offline = False,
     json: Json = False,
 ) -> None:
-    """Convert a checkpoint folder into a GGUF of floats or Q8_0, or a LoRA adapter into a GGUF
-    adapter.
+    """Convert a checkpoint folder into a GGUF of floats or Q8_0.
+
+    With --lora, a LoRA adapter becomes a GGUF adapter.
     """
     from llmcli.commands.quantize.report import print_adapter, print_result
     from llmcli.errors import UsageError
