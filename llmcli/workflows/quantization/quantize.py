@@ -101,7 +101,7 @@ class QuantizeJob:
         return (
             (self.runs_model and request.collects_statistics)
             or request.size.overrides_recipe
-            or (request.method.has_fold and not request.output.dry_run)
+            or request.method.has_fold
         )
 
     @cached_property

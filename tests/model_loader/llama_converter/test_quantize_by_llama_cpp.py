@@ -20,7 +20,7 @@ from llmcli.config import load_config
 from llmcli.model_loader.llama_converter import converter_classes, run_converter
 from quant.model_file import load_checks, read_header
 from tests.fixtures.fake_hub import Hub
-from tests.quant import tiny_checkpoint
+from tests.quant import tiny_checkpoint, upstream
 from tests.quant.upstream import tensor_contents
 
 UNKNOWN_CLASS = "LLaMAForCausalLM"  # the converter's spelling, of which llmcli has no family
@@ -146,6 +146,9 @@ def test_a_class_that_neither_knows_is_one_line(llmcli: Any, folder: Path, conve
         ("fails half way", "failed on {folder}: RuntimeError: shape mismatch", 1),
         ("runs code", "can only be read by Python code of its own, which llmcli never runs", 0),
         ("imports", "needs the module a_module_that_is_missing, which is not installed", 0),
+        ("disk is full", "the disk of the cache is full, so tiny cannot be converted", 0),
+        ("is killed", "the memory was probably used up", 0),
+        ("talks", "failed on {folder}: WARNING: line 19999", 1),
         ("writes nothing", "has written 0 files for tiny, not one", 0),
         ("nan", "llama.cpp computes NaN or infinite numbers with tiny.gguf", 0),
     ],
@@ -374,12 +377,21 @@ def test_the_real_converter_and_the_native_one_write_the_same_tensors(
         ("--target-bpw", "9", "--quick"),
         ("--q4_0", "--verify", "--verify-chunks", "1"),
         ("--q4_0", "--method", "search"),
+        ("--q4_0", "--fold", "awq", "--imatrix", "{imatrix}", "--dry-run"),
         ("--q8_0", "--split-max-size", "1M"),
     ],
 )
 def test_the_other_options_of_quantize_apply(
-    llmcli: Any, folder: Path, converter: Path, tmp_path: Path, words: tuple[str, ...]
+    llmcli: Any,
+    folder: Path,
+    converter: Path,
+    stories_gguf: Path,
+    tmp_path: Path,
+    words: tuple[str, ...],
 ) -> None:
+    imatrix = tmp_path / "imatrix.gguf"
+    upstream.write_gguf(imatrix, upstream.random_sums(stories_gguf))
+    words = tuple(word.format(imatrix=imatrix) for word in words)
     done = llmcli("quantize", str(folder), "-o", str(tmp_path / "x.gguf"), "--json", *words)
     assert done.code == 0, done.err
     assert calls(converter) == 1
@@ -387,3 +399,23 @@ def test_the_other_options_of_quantize_apply(
     assert document["converter"] == "llama.cpp"
     assert ("certificate" in document) == ("--verify" in words)
     assert leftovers() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": None},
+        {"architectures": 5},
+        {"architectures": [[]]},
+        {"architectures": ["Other"], "text_config": {"architectures": "LlamaForCausalLM"}},
+        {"architectures": ["Other"], "text_config": []},
+    ],
+)
+def test_odd_classes_are_refused_in_one_line(
+    llmcli: Any, folder: Path, converter: Path, changes: dict[str, Any]
+) -> None:
+    tiny_checkpoint.edit(folder / "config.json", model_type="other", **changes)
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert (done.code, len(done.err.splitlines())) == (1, 2), done.err
+    assert "which neither llmcli nor llama.cpp's converter" in done.err
+    assert calls(converter) == 0
