@@ -31,6 +31,7 @@ from quant.quantize.write import open_gguf
 from quant.recipes.file_types import FLOAT_FILE_TYPES
 from quant.source.blob import LocalFile
 from quant.source.source import make_file_row_reader
+from quant.tokenizer.tokenizer_files import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -43,8 +44,7 @@ MMPROJ_NOTE = (
     "only the language part is converted; --mmproj makes a file of the vision or audio part, for "
     "llama-mtmd-cli"
 )
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
-VERIFIED_VOCABULARIES = ("gpt2", "llama", "t5")  # tokenizer.ggml.model
+VERIFIED_VOCABULARIES = ("gpt2", "llama", "t5", "bert")  # tokenizer.ggml.model
 NO_VOCABULARY = ("none", "no_vocab")
 
 
