@@ -419,3 +419,32 @@ def test_odd_classes_are_refused_in_one_line(
     assert (done.code, len(done.err.splitlines())) == (1, 2), done.err
     assert "which neither llmcli nor llama.cpp's converter" in done.err
     assert calls(converter) == 0
+
+
+def test_the_real_converter_runs_no_code_of_a_checkpoint(
+    llmcli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = real_converter()
+    if real is None:
+        pytest.skip("llama.cpp's converter is not in the cache")
+    for package in run_converter.PACKAGES:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.setenv("LLMCLI_CONVERTER", str(real))
+    for name in ("tokenizer.json", "tokenizer.model"):
+        (folder / name).unlink()
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Tokenizer: ...\nclass Config: ...\n"
+    (folder / "code.py").write_text(code)
+    tiny_checkpoint.edit(
+        folder / "config.json",
+        architectures=["Qwen2ForCausalLM"],
+        model_type="other",
+        auto_map={"AutoConfig": "code.Config"},
+    )
+    tiny_checkpoint.edit(
+        folder / "tokenizer_config.json",
+        tokenizer_class="Tokenizer",
+        auto_map={"AutoTokenizer": ["code.Tokenizer", None]},
+    )
+    done = llmcli("quantize", str(folder), "--converter", "llama.cpp")
+    assert (done.code, "can only be read by Python code of its own" in done.err) == (1, True)
+    assert not (tmp_path / "ran").exists()
