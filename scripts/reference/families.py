@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Convert tiny random checkpoints of all families, and compare the files with transformers and with
+llama.cpp's own converter.
+
+usage: .venv/bin/python scripts/reference/families.py [--only REGEX] [--bpe FOLDER] [--llama-cli PATH]
+       [--upstream FOLDER] [--json FILE]
+
+Each row is a family: the converter (native, or llama.cpp), the normalized mean squared error of the
+F32 file's logits against transformers, how many known differences its tokenizer has, whether it
+has prediction layers (MTP), what a Q4_K_M file answers in llama-cli, and, for native families, how
+the metadata and tensors differ from those of llama.cpp's converter.
+
+--bpe names a folder with a byte-level tokenizer, which some of llama.cpp's conversions need.
+--upstream names a source tree of llama.cpp, whose converter writes the files to compare with.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+import transformers
+
+from quant.convert.archs import ARCHS
+from quant.model_file import read_header
+from quant.model_file.model_header import ModelHeader
+from quant.quantize import plan, write
+from quant.tokenizer.verify.verify import DIFFERING_KEY, KNOWN_DIFFERENCES_KEY
+from tests.quant import families, llama_cpp_families, predicting_checkpoint
+
+ROOT = Path(__file__).parents[2]
+LLMCLI = (sys.executable, "-m", "llmcli.app")
+TIMEOUT_SECONDS = 600
+# What transformers and llama-cpp-python raise for settings that do not fit together.
+FAILURES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
+            RuntimeError, TypeError, ValueError)  # fmt: skip
+# The tokenizers of these checkpoints are unknown to llama.cpp's converter, which then stops.
+UPSTREAM_PROGRAM = """
+import runpy, sys
+sys.path[:0] = [sys.argv[1] + "/gguf-py", sys.argv[1]]
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+# Keys that depend on the folder's name, the version or the tokenizer's proof.
+OTHER_KEYS = re.compile(r"general\.|tokenizer\.|llmcli\.|GGUF\.")
+
+
+@dataclass
+class Row:
+    """The results of one family. A field with a message says why there is no result."""
+
+    family: str
+    hf: str
+    converter: str = ""
+    architecture: str = ""
+    nmse: float | str = ""
+    same_tokens: str = ""
+    tokenizer: str = ""
+    mtp: str = ""
+    llama_cli: str = ""
+    upstream: str = ""
+
+
+def main() -> None:
+    """Convert and compare the families, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="")
+    parser.add_argument("--bpe", type=Path)
+    parser.add_argument("--llama-cli", type=Path)
+    parser.add_argument("--upstream", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    rows = []
+    for case in selected_cases(args.only):
+        with tempfile.TemporaryDirectory(prefix="families-") as folder:
+            row = measure(case, Path(folder), args)
+        print(" | ".join(str(value) for value in asdict(row).values()), flush=True)
+        rows.append(row)
+        if args.json:
+            args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    exact = [row for row in rows if isinstance(row.nmse, float) and row.nmse < 1e-6]
+    native = [row for row in exact if row.converter == "native"]
+    print(f"{len(rows)} families; NMSE < 1e-6: {len(exact)}, of them {len(native)} native")
+
+
+def selected_cases(only: str) -> Sequence[families.Case]:
+    """Return the first case of each class, native families first."""
+    first: dict[str, families.Case] = {}
+    for case in [*families.cases(), *llama_cpp_families.CASES]:
+        first.setdefault(case.hf, case)
+    return [case for case in first.values() if re.search(only, f"{case.name} {case.hf}")]
+
+
+def measure(case: families.Case, work: Path, args: argparse.Namespace) -> Row:
+    """Return the row of a case."""
+    row = Row(case.name.split(",")[0], case.hf)
+    folder, out = work / "Tiny", work / "f32.gguf"
+    is_native = case.hf in ARCHS
+    try:
+        if is_native and ARCHS[case.hf].prediction_shapes is not None:
+            predicting_checkpoint.build(case.hf, folder)
+        else:
+            bpe = None if is_native or is_sentencepiece(case) else args.bpe
+            if bpe:
+                size = {"vocab_size": vocabulary_size(bpe)}
+                case = replace(case, settings=size | case.settings)
+            families.build(case, folder)
+            if bpe:
+                use_tokenizer(bpe, folder)
+    except FAILURES as error:
+        row.nmse = f"transformers: {first_line(error)}"
+        return row
+    done = run(
+        *LLMCLI, "quantize", folder, "--type", "F32", "-o", out, "--json", "-t", "1",
+        "--accept-tokenizer-differences",
+    )  # fmt: skip
+    if done.returncode:
+        row.nmse = last_line(done.stderr)
+        return row
+    row.converter = json.loads(done.stdout).get("converter", "")
+    header = read_header.read_header(out)
+    row.architecture = header.architecture
+    row.tokenizer = describe_tokenizer(header)
+    row.mtp = str(header.get_int("nextn_predict_layers") or "-")
+    compare_outputs(row, out, folder, case.output)
+    row.llama_cli = answer(out, work / "q4.gguf", args.llama_cli)
+    if args.upstream and is_native:
+        row.upstream = compare_upstream(header, folder, work / "upstream.gguf", args.upstream)
+    return row
+
+
+def describe_tokenizer(header: ModelHeader) -> str:
+    """Return what the file records about its tokenizer's comparison."""
+    counts = [
+        getattr(header.metadata.get(key), "count", 0)
+        for key in (DIFFERING_KEY, KNOWN_DIFFERENCES_KEY)
+    ]
+    if counts[0]:
+        return "differs"
+    return f"{counts[1]} known differences" if counts[1] else "equal"
+
+
+def compare_outputs(row: Row, out: Path, folder: Path, output: str) -> None:
+    """Set the error of the outputs (Case.output), and how many of the likeliest tokens are the same."""
+    try:
+        ours = families.ours(out, output=output)
+        theirs = families.theirs(folder, output=output)
+    except FAILURES as error:
+        row.nmse = first_line(error)
+        return
+    row.nmse = float(f"{families.nmse(ours, theirs[:, : ours.shape[1]]):.1e}")
+    if output != "logits":
+        return
+    equal, clear = families.agreement(ours, theirs)
+    row.same_tokens = f"{equal}/{clear}"
+
+
+def answer(floats: Path, out: Path, llama_cli: Path | None) -> str:
+    """Quantize to Q4_K_M, and return whether llama-cli generates with the file."""
+    if llama_cli is None:
+        return "-"
+    write.write_model(plan.plan_quantization(write.open_gguf(floats), "Q4_K_M"), out)
+    done = run(
+        llama_cli, "-m", out, "-p", "once", "-n", "8", "-t", "1", "-c", "256", "-st",
+        "--no-warmup", "--jinja",
+    )  # fmt: skip
+    return "answers" if done.returncode == 0 else f"fails: {last_line(done.stderr)}"
+
+
+def compare_upstream(header: ModelHeader, folder: Path, out: Path, upstream: Path) -> str:
+    """Return how the file of llama.cpp's converter differs from a native one."""
+    script = upstream / "convert_hf_to_gguf.py"
+    done = run(
+        sys.executable, "-c", UPSTREAM_PROGRAM, upstream, script, folder, "--outtype", "f32",
+        "--outfile", out,
+    )  # fmt: skip
+    if done.returncode or not out.exists():
+        return f"fails: {last_line(done.stderr)}"
+    theirs = read_header.read_header(out)
+    differences = [*key_differences(header, theirs), *tensor_differences(header, theirs)]
+    return "; ".join(differences) or "equal"
+
+
+def key_differences(ours: ModelHeader, theirs: ModelHeader) -> list[str]:
+    """Return descriptions of metadata keys that differ."""
+    found = []
+    for key in sorted({*ours.metadata, *theirs.metadata}):
+        values = [value_of(header, key) for header in (ours, theirs)]
+        if not OTHER_KEYS.match(key) and values[0] != values[1]:
+            found.append(f"{key}: {values[0]} and {values[1]}")
+    return found
+
+
+def value_of(header: ModelHeader, key: str) -> object:
+    """Return a metadata value that can be compared: a list for an array, floats in float32."""
+    value = header.metadata.get(key)
+    if hasattr(value, "read_values"):
+        return list(value.read_values())
+    return float(np.float32(value)) if isinstance(value, float) else value
+
+
+def tensor_differences(ours: ModelHeader, theirs: ModelHeader) -> list[str]:
+    """Return descriptions of tensors that differ in presence, shape or values."""
+    pairs = [{tensor.name: tensor for tensor in header.tensors} for header in (ours, theirs)]
+    found = [f"only ours: {name}" for name in pairs[0].keys() - pairs[1].keys()]
+    found += [f"only theirs: {name}" for name in pairs[1].keys() - pairs[0].keys()]
+    for name in pairs[0].keys() & pairs[1].keys():
+        arrays = []
+        for tensor in (pairs[0][name], pairs[1][name]):
+            with tensor.file.open("rb") as file:
+                file.seek(tensor.offset)
+                arrays.append((tuple(tensor.shape), tensor.type, file.read(tensor.nbytes)))
+        if arrays[0] != arrays[1]:
+            found.append(f"{name}: {arrays[0][:2]} and {arrays[1][:2]}")
+    return found
+
+
+def is_sentencepiece(case: families.Case) -> bool:
+    """Return whether llama.cpp's converter reads a SentencePiece model for the case."""
+    return case.name in llama_cpp_families.SENTENCEPIECE
+
+
+def vocabulary_size(folder: Path) -> int:
+    """Return the number of tokens of a tokenizer."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    ids = [
+        *document["model"]["vocab"].values(),
+        *(token["id"] for token in document["added_tokens"]),
+    ]
+    return max(ids) + 1
+
+
+def use_tokenizer(source: Path, folder: Path) -> None:
+    """Replace the tokenizer of a checkpoint."""
+    for file in folder.glob("*token*"):
+        file.unlink()
+    for file in source.iterdir():
+        if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges")):
+            shutil.copy(file, folder)
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command on one thread, and return its output."""
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        timeout=TIMEOUT_SECONDS,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, with its class."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:100]}"
+
+
+def last_line(text: str) -> str:
+    """Return the line of an error, or the last line that is not empty."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith("error: ")), (lines or [""])[-1])[:160]
+
+
+if __name__ == "__main__":
+    main()
