@@ -1,5 +1,6 @@
-"""GLM 4.5 to 4.7 and Solar Open: rotary halves in a part of each head, a few dense layers, then
-layers with routed and shared experts.
+"""GLM 4.5 to 4.7, the text part of GLM 4.5V and 4.6V, and Solar Open: rotary halves in a part of
+each head, a few dense layers, then layers with routed and shared experts. The rotary positions of
+GLM 4.5V have sections (mrope), of which text needs only one.
 
 Follows Glm4MoeModel and SolarOpenModel of llama.cpp (conversion/glm.py, src/models/glm4-moe.cpp),
 where the norm before the feed-forward has the name post_attention_norm.
@@ -10,6 +11,7 @@ from dataclasses import replace
 from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, deepseek2, experts, prediction
 from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.archs.qwen3_vl import section_keys, sections, without_sections
 
 SHARED_DEFAULTS = {  # defaults of transformers' Glm4MoeConfig and SolarOpenConfig
     "num_key_value_heads": 8,
@@ -35,6 +37,15 @@ SOLAR_DEFAULTS = {
 }
 
 
+VISION_DEFAULTS = {  # defaults of transformers' Glm4vMoeTextConfig
+    **SHARED_DEFAULTS,
+    "partial_rotary_factor": 0.5,
+    "first_k_dense_replace": 1,
+    "attention_bias": True,
+}
+SECTIONS = [8, 12, 12]  # mrope_section in transformers, if config.json has none
+
+
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's glm4moe computes differently; return notes for
     the user.
@@ -56,6 +67,21 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
         ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
         *deepseek2.router_keys(config, deepseek2.SIGMOID),
     ]
+
+
+def check_vision(config: CheckpointConfig) -> list[str]:
+    """Raise UserError for settings that llama.cpp's glm4moe computes differently with rotary
+    sections; return notes for the user.
+    """
+    lengths, pairs = sections(config, SECTIONS), blocks.rotary_width(config) // 2
+    problem = f"the rotary sections {lengths} do not make {pairs} pairs"
+    blocks.raise_problems(config, [(sum(lengths) != pairs, problem)])
+    return check(without_sections(config))
+
+
+def vision_keys(config: CheckpointConfig) -> list[ArchKey]:
+    """Return the metadata keys of the text models, then that of the rotary sections."""
+    return [*keys(config), *section_keys(config, SECTIONS)]
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
@@ -102,5 +128,12 @@ GLM4_MOE = Arch(
     prediction_shapes=prediction_shapes,
 )
 SOLAR_OPEN = replace(GLM4_MOE, hf=("SolarOpenForCausalLM",), defaults=SOLAR_DEFAULTS)
+GLM4V_MOE = replace(
+    GLM4_MOE,
+    hf=("Glm4vMoeForConditionalGeneration",),
+    keys=vision_keys,
+    check=check_vision,
+    defaults=VISION_DEFAULTS,
+)
 
-ARCHS = (GLM4_MOE, SOLAR_OPEN)
+ARCHS = (GLM4_MOE, SOLAR_OPEN, GLM4V_MOE)

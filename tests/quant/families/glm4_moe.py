@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.quant.families import Case
+from tests.quant.families import TINY, Case
 from tests.quant.families.deepseek2 import randomize_router_biases
 
 MOE: dict[str, Any] = {
@@ -19,6 +19,20 @@ YARN = {
     "factor": 8.0,
     "original_max_position_embeddings": 128,
     "partial_rotary_factor": 0.5,
+}
+SECTIONS = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [4, 6, 6],
+}
+VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 32,
+    "out_hidden_size": 256,
+    "image_size": 28,
 }
 
 
@@ -44,6 +58,32 @@ def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def randomize_text_biases(model: Any) -> None:
+    """Set random router biases of the text part."""
+    for layer in model.model.language_model.layers:
+        if hasattr(layer.mlp, "gate"):
+            layer.mlp.gate.e_score_correction_bias.normal_(0, 0.3)
+
+
+def old_vision_spelling(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with rope_theta, rope_scaling and partial_rotary_factor in text_config."""
+    return config | {"text_config": old_spelling(config["text_config"])}
+
+
+def vision_case(name: str, rope: dict[str, Any], **settings: Any) -> Case:
+    return Case(
+        f"glm4moe, {name}",
+        "Glm4vMoeForConditionalGeneration",
+        {
+            "text_config": TINY | MOE | {"rope_parameters": rope} | settings,
+            "vision_config": VISION,
+            "tie_word_embeddings": settings.get("tie_word_embeddings", False),
+        },
+        change=randomize_text_biases,
+        config=old_vision_spelling if "old" in name else None,
+    )
+
+
 CASES = [
     case("as in 4.5 Air", attention_bias=True),
     case("norms of heads, as in 4.5", attention_bias=True, use_qk_norm=True),
@@ -62,4 +102,6 @@ CASES = [
         config=old_spelling,
     ),
     case("solar open", "SolarOpenForCausalLM"),
+    vision_case("text part of 4.5V", SECTIONS),
+    vision_case("text part of 4.5V, tied, old spelling", SECTIONS, tie_word_embeddings=True),
 ]
