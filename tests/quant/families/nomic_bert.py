@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quant.convert.archs.nomic_bert import OLD_SETTINGS
+from quant.convert.archs.nomic_bert import FIXED_SETTINGS, OLD_SETTINGS
 from tests.quant.families import Case
 
 ENCODER = {
@@ -19,8 +19,9 @@ def old_spelling(values: dict[str, Any]) -> dict[str, Any]:
     """Return the config with both spellings, of which Nomic's own is read."""
     del values["rope_parameters"]
     old = {old: values[new] for old, new in OLD_SETTINGS.items() if new in values}
-    fixed = {"causal": False, "activation_function": "swiglu", "rotary_emb_fraction": 1.0}
-    return values | old | fixed | {"rotary_emb_base": 1000, "max_trained_positions": 2048}
+    fixed = FIXED_SETTINGS
+    lengths = {"n_positions": 8192, "max_trained_positions": 2048}
+    return values | old | dict(fixed) | lengths | {"rotary_emb_base": 1000}
 
 
 CASES = [
