@@ -46,11 +46,15 @@ class PlannedFile:
 @contextmanager
 def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[PlannedFile]:
     """Yield the file from which the model `ref` would be run, or a stand-in for it. Only headers
-    are downloaded, and nothing is quantized. A stand-in is deleted after the `with` block. `quant`:
+    are downloaded, and nothing is quantized. For a checkpoint in a folder of which llmcli has no
+    family, llama.cpp's converter writes the header. A stand-in is deleted after the `with` block. `quant`:
     the requested type; None: the type in the name or the catalog.
 
     Raises UserError.
     """
+    from llmcli.model_loader.llama_converter import road
+    from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
+
     file_type = canonical_type(quant) if quant else None
     model = installed_model(fetch.resolve_ref(ref, config), config, ui, ref)
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
@@ -62,7 +66,13 @@ def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterato
             yield PlannedFile(model.name, existing_file, is_quantized=_is_quantized(model.path))
             return
         assert target_type
-        stand_in = _write_stand_in(_open_source(model), target_type, Path(folder))
+        if reason := road.reason_for_llama_cpp(model.path, "auto"):
+            with convert_checkpoint(
+                model.path, reason, config, ui, allow_pickle=config.allow_pickle
+            ) as checkpoint:
+                stand_in = _write_stand_in(checkpoint.source, target_type, Path(folder))
+        else:
+            stand_in = _write_stand_in(_open_source(model), target_type, Path(folder))
         yield PlannedFile(
             model.name,
             stand_in,

@@ -323,6 +323,16 @@ def test_a_folder_can_be_run(llmcli: Any, folder: Path, converter: Path) -> None
     assert json.loads(done.out)["model"]["file_type"] == "Q4_K_M"
 
 
+def test_a_folder_can_be_planned(llmcli: Any, folder: Path, converter: Path) -> None:
+    done = llmcli("plan", str(folder), "--json")
+    assert done.code == 0, done.err
+    planned = json.loads(done.out)["weights_bytes"]
+    assert "convert tiny" not in done.err
+    assert leftovers() == []
+    done = llmcli("quantize", str(folder), "--q4_k_m", "--dry-run", "--json")
+    assert json.loads(done.out)["tensor_bytes"] == pytest.approx(planned, rel=0.3)
+
+
 def test_leftovers_of_a_killed_conversion_are_garbage(
     llmcli: Any, folder: Path, converter: Path
 ) -> None:
