@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pytest
 
 from llmcli import file_lock
-from llmcli.catalog import cleanup, converter_source
+from llmcli.catalog import cleanup
 from llmcli.config import load_config
-from llmcli.model_loader.llama_converter import converter_classes, run_converter
+from llmcli.model_loader.llama_converter import converter_classes
 from quant.model_file import load_checks, read_header
 from tests.fixtures.fake_hub import Hub
 from tests.quant import tiny_checkpoint, upstream
@@ -349,33 +348,15 @@ def test_leftovers_of_a_killed_conversion_are_garbage(
     assert leftovers() == []
 
 
-def real_converter() -> Path | None:
-    """Return the folder of the real converter if llmcli has downloaded it on this machine."""
-    archive = converter_source.ARCHIVE
-    folder = (
-        platformdirs.user_cache_path("llmcli", appauthor=False)
-        / "converter"
-        / f"{archive.package}-{archive.version}-{archive.sha256[:12]}"
-    )
-    is_complete = all((folder / name).is_file() for name in converter_source.NEEDED_FILES)
-    return folder if is_complete else None
-
-
 def test_the_real_converter_and_the_native_one_write_the_same_tensors(
-    llmcli: Any, folder: Path, stories_gguf: Path, monkeypatch: pytest.MonkeyPatch, stories: Path
+    llmcli: Any, folder: Path, stories_gguf: Path, real_converter: Path
 ) -> None:
-    real = real_converter()
-    if real is None:
-        pytest.skip("llama.cpp's converter is not in the cache")
-    for package in run_converter.PACKAGES:
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    monkeypatch.setenv("LLMCLI_CONVERTER", str(real))
     done = llmcli("convert", str(folder), "--json")
     assert done.code == 0, done.err
     document = json.loads(done.out)
     assert document["converter"] == "llama.cpp"
     assert tensor_contents(Path(document["path"])) == tensor_contents(stories_gguf)
-    classes = converter_classes.read_classes(real)
+    classes = converter_classes.read_classes(real_converter)
     assert classes is not None
     assert len(classes.text) > 200
     assert len(classes.mmproj) > 50
@@ -432,14 +413,8 @@ def test_odd_classes_are_refused_in_one_line(
 
 
 def test_the_real_converter_runs_no_code_of_a_checkpoint(
-    llmcli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    llmcli: Any, folder: Path, real_converter: Path, tmp_path: Path
 ) -> None:
-    real = real_converter()
-    if real is None:
-        pytest.skip("llama.cpp's converter is not in the cache")
-    for package in run_converter.PACKAGES:
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    monkeypatch.setenv("LLMCLI_CONVERTER", str(real))
     for name in ("tokenizer.json", "tokenizer.model"):
         (folder / name).unlink()
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Tokenizer: ...\nclass Config: ...\n"

@@ -1,5 +1,6 @@
 """`quantize --mmproj` and `convert --lora`, with a stand-in for llama.cpp's converter."""
 
+import ctypes
 import json
 import shutil
 from pathlib import Path
@@ -216,3 +217,60 @@ def test_usage_of_convert(llmcli: Any, adapter: Path, stories: Path, converter: 
     assert (done.code, "convert needs a checkpoint" in done.err) == (2, True)
     done = llmcli("convert", "--lora", str(adapter), "--mmproj")
     assert (done.code, "--mmproj does not apply to --lora" in done.err) == (2, True)
+
+
+def logits(path: Path, adapter: Path | None = None) -> np.ndarray:
+    """Return llama.cpp's logits of 64 tokens, with an adapter if one is given."""
+    import llama_cpp.llama_cpp as lib
+
+    model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+    settings = lib.llama_context_default_params()
+    settings.n_ctx, settings.n_threads, settings.n_threads_batch = 256, 1, 1
+    context = lib.llama_init_from_model(model, settings)
+    if adapter:
+        loaded = lib.llama_adapter_lora_init(model, str(adapter).encode())
+        assert loaded
+        adapters = (lib.llama_adapter_lora_p_ctypes * 1)(loaded)
+        assert lib.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) == 0
+    batch = lib.llama_batch_init(64, 0, 1)
+    batch.n_tokens = 64
+    for index, token in enumerate(np.random.default_rng(0).integers(3, 500, 64)):
+        batch.token[index], batch.pos[index], batch.n_seq_id[index] = int(token), index, 1
+        batch.seq_id[index][0], batch.logits[index] = 0, 1
+    assert lib.llama_decode(context, batch) == 0
+    size = 64 * lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+    values = np.ctypeslib.as_array(lib.llama_get_logits(context), (size,)).copy()
+    lib.llama_batch_free(batch)
+    lib.llama_free(context)
+    lib.llama_model_free(model)
+    return values
+
+
+def test_the_real_converters_adapter_computes_as_the_merged_model(
+    llmcli: Any, stories: Path, stories_gguf: Path, real_converter: Path, tmp_path: Path
+) -> None:
+    tensors = tiny_checkpoint.read(stories / "model.safetensors")
+    merged, low_rank = dict(tensors), {}
+    rng = np.random.default_rng(1)
+    for name, weights in tensors.items():
+        if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj"):
+            first = rng.standard_normal((4, weights.shape[1])).astype(np.float32) * 0.2
+            second = rng.standard_normal((weights.shape[0], 4)).astype(np.float32) * 0.2
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            low_rank |= {f"{stem}.lora_A.weight": first, f"{stem}.lora_B.weight": second}
+            merged[name] = weights + 8 / 4 * (second @ first)
+    adapter = tmp_path / "style"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    tiny_checkpoint.save(adapter / "adapter_model.safetensors", low_rank)
+    other = shutil.copytree(stories, tmp_path / "merged")
+    tiny_checkpoint.save(other / "model.safetensors", merged)
+    done = llmcli("convert", str(stories), "--lora", str(adapter))
+    assert done.code == 0, done.err
+    assert (
+        llmcli("convert", str(other), "--outtype", "f32", "-o", str(tmp_path / "m.gguf")).code == 0
+    )
+    expected = logits(tmp_path / "m.gguf")
+    error = logits(stories_gguf, tmp_path / "style-lora.gguf") - expected
+    assert (error**2).sum() < 1e-6 * (expected**2).sum()
+    assert ((logits(stories_gguf) - expected) ** 2).sum() > 0.1 * (expected**2).sum()
