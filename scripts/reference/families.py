@@ -4,6 +4,7 @@ llama.cpp's own converter.
 
 usage: .venv/bin/python scripts/reference/families.py [--only REGEX] [--bpe FOLDER] [--llama-cli PATH]
        [--upstream FOLDER] [--json FILE]
+       .venv/bin/python scripts/reference/families.py --page FILE.json ...
 
 Each row is a family: the converter (native, or llama.cpp), the normalized mean squared error of the
 F32 file's logits against transformers, how many known differences its tokenizer has, whether it
@@ -12,6 +13,7 @@ the metadata and tensors differ from those of llama.cpp's converter.
 
 --bpe names a folder with a byte-level tokenizer, which some of llama.cpp's conversions need.
 --upstream names a source tree of llama.cpp, whose converter writes the files to compare with.
+--page writes the rows of earlier runs to docs/families.md.
 """
 
 import argparse
@@ -39,6 +41,29 @@ from quant.tokenizer.verify.verify import DIFFERING_KEY, KNOWN_DIFFERENCES_KEY
 from tests.quant import families, llama_cpp_families, predicting_checkpoint
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "families.md"
+PAGE_START = """# Families
+
+This page is for people who want to know whether their model is converted correctly, and how that was checked.
+
+Each row is a tiny random checkpoint of a class of transformers, converted to F32. Its file was run by llama.cpp on 320
+tokens, and its outputs (logits, vectors of tokens, or scores) were compared with those of transformers:
+
+<!-- parsed: takes half an hour -->
+```console
+$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --json native.json
+$ .venv/bin/python scripts/reference/families.py --page native.json
+```
+
+- **Converter**: llmcli itself (native), or llama.cpp's own converter.
+- **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same.
+- **Tokenizer**: whether llama.cpp gives the same ids for about 1,400 strings as the checkpoint's own tokenizer.
+- **MTP**: layers that predict further tokens, which the file has.
+- **Differences**: metadata and tensors that differ from the file of llama.cpp's converter. llmcli also writes values that
+  llama.cpp assumes when they are missing, such as `vocab_size` and `expert_gating_func`.
+  "Fails" means that llama.cpp's converter does not convert this checkpoint or its small tokenizer.
+
+"""
 LLMCLI = (sys.executable, "-m", "llmcli.app")
 TIMEOUT_SECONDS = 600
 # What transformers and llama-cpp-python raise for settings that do not fit together.
@@ -83,7 +108,12 @@ def main() -> None:
     parser.add_argument("--llama-cli", type=Path)
     parser.add_argument("--upstream", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, nargs="+")
     args = parser.parse_args()
+    if args.page:
+        rows = [Row(**row) for file in args.page for row in json.loads(file.read_text())]
+        PAGE.write_text(format_page(rows))
+        return
     transformers.utils.logging.set_verbosity_error()
     rows = []
     for case in selected_cases(args.only):
@@ -266,6 +296,43 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
         timeout=TIMEOUT_SECONDS,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def format_page(rows: Sequence[Row]) -> str:
+    """Return the page with the table of all rows."""
+    table = [
+        "| Class | Architecture | Converter | Error | Tokenizer | MTP | Differences |",
+        "|---|---|---|--:|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: (row.converter != "native", row.hf.lower())):
+        if not isinstance(row.nmse, float):
+            continue
+        fields = (
+            row.hf,
+            row.architecture,
+            row.converter,
+            f"{row.nmse:.1e}",
+            row.tokenizer,
+            row.mtp,
+        )
+        table.append(f"| {' | '.join(fields)} | {shorten_differences(row.upstream)} |")
+    exact = [row for row in rows if isinstance(row.nmse, float) and row.nmse < 1e-6]
+    native = sum(row.converter == "native" for row in exact)
+    summary = f"{len(exact)} of them have an error below 1e-6, {native} of these natively.\n\n"
+    return PAGE_START + summary + "\n".join(table) + "\n"
+
+
+def shorten_differences(text: str) -> str:
+    """Return the names of the keys and tensors that differ, once each."""
+    if text.startswith("fails"):
+        return "fails"
+    names = []
+    for part in filter(None, text.split("; ")):
+        subject = part.split(": ")[0] if not part.startswith("only") else part
+        name = re.sub(r"blk\.\d+\.", "", subject)
+        name = name.partition(".")[2] if ": " in part and "blk" not in subject else name
+        names.append(f"`{name}`" if not name.startswith("only") else name.replace(": ", " `") + "`")
+    return ", ".join(dict.fromkeys(names)) if text != "equal" else "none"
 
 
 def first_line(error: BaseException) -> str:
