@@ -130,9 +130,10 @@ class _Comparison:
         if differences and not accept_differences:
             raise self._difference_error(differences)
         differing = sorted({difference.text for difference in differences}, key=len)
+        compared = len({*texts, *([] if is_certain else words)})
         return VocabularyVerification(
-            len(texts),
-            tuple(self._notes(len(texts))),
+            compared,
+            tuple(self._notes(compared)),
             tuple(text[:MAX_RECORDED_CHARS] for text in differing[:MAX_RECORDED_TEXTS]),
         )
 
