@@ -35,6 +35,23 @@ from quant.tokenizer.sentencepiece_model import (
 from quant.tokenizer.token_table import AddedToken, VocabularyToken
 
 MODELS_WITHOUT_SCORES = ("gpt2", wordpiece.TOKENIZER_MODEL)
+# llama.cpp's kind of a SentencePiece BPE whose merges are ordered by pairs, as in Gemma 4. It always
+# adds a BOS.
+PAIR_BPE_MODEL = "gemma4"
+PAIR_BPE_SCORE = -1000.0  # llama.cpp's converter writes it; it is not used
+# Special tokens of Gemma 4 that an answer contains, so that a chat parser can read them
+# (Gemma4Model.set_vocab of llama.cpp, conversion/gemma.py).
+VISIBLE_TOKENS = frozenset(
+    {
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|tool_response>",
+        "<tool_response|>",
+        '<|"|>',
+    }
+)
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -108,6 +125,11 @@ def load_vocabulary(
             hint="fetch config.json and the tokenizer again",
         )
     added = _added_tokens(files)
+    if parsed.model_name == PAIR_BPE_MODEL:
+        added = {
+            index: replace(token, special=token.special and token.text not in VISIBLE_TOKENS)
+            for index, token in added.items()
+        }
     left_out_texts = [
         token.text for index, token in added.items() if index >= size and size_from_tokenizer
     ]
@@ -230,7 +252,7 @@ def _pre_tokenizer_name(files: TokenizerFiles, kind: str, pre: str | None, bos: 
             f"{files.folder} is not byte-level BPE, so it has no pre-tokenizer to choose",
             hint="leave --pre out",
         )
-    return "default"
+    return kind if kind == PAIR_BPE_MODEL else "default"
 
 
 def _load_sentencepiece_model(files: TokenizerFiles) -> SentencePieceModel:
@@ -289,27 +311,44 @@ def _parse_sentencepiece_json(files: TokenizerFiles) -> ParsedTokenizer:
 
     llama.cpp merges in the order of the scores of the resulting pieces, but the tokenizers library
     in the order of the ranks of the pairs. Both orders agree if all merges that make a piece are
-    neighbors in the list, as in every tokenizer.json made from a tokenizer.model. Raises UserError
-    otherwise.
+    neighbors in the list, as in every tokenizer.json made from a tokenizer.model. Otherwise the
+    merges themselves are written. Raises UserError if the tokenizer adds a space then, too.
     """
-    piece_ids, previous = _piece_ids(files), ""
+    prefix, merges = _adds_prefix(files), _merges(files)
+    ranks = _piece_ranks(merges)
+    if ranks is None and prefix:
+        raise UserError(
+            f"{files.folder / 'tokenizer.json'} orders its merges by pairs and adds a space in "
+            "front of a text, which llama.cpp cannot follow",
+            hint="add the model's tokenizer.model to the folder",
+        )
+    # llama.cpp's converter writes the unknown token of such a BPE as a control token
+    unknown = files.tokenizer["model"].get("unk_token") if ranks is not None else None
+    tokens = {}
+    for text, index in _piece_ids(files).items():
+        kind = UNKNOWN if text == unknown else BYTE if BYTE_PIECE.fullmatch(text) else NORMAL
+        score = PAIR_BPE_SCORE if ranks is None else -float(ranks.get(text, len(ranks)))
+        tokens[index] = VocabularyToken(text, score, kind)
+    if ranks is not None:
+        return ParsedTokenizer("llama", tokens, _prefix_entries(prefix))
+    pairs = [f"{left} {right}" for left, right in merges]
+    entries = [("merges", "array:string", pairs), *_prefix_entries(prefix)]
+    return ParsedTokenizer(PAIR_BPE_MODEL, tokens, entries)
+
+
+def _piece_ranks(merges: list[tuple[str, str]]) -> dict[str, int] | None:
+    """Return the rank of each merged piece, or None if the merges of a piece are not neighbors in
+    the list.
+    """
     ranks: dict[str, int] = {}
-    for rank, (left, right) in enumerate(_merges(files)):
+    previous = ""
+    for rank, (left, right) in enumerate(merges):
         merged = left + right
         if merged != previous and merged in ranks:
-            raise UserError(
-                f"{files.folder / 'tokenizer.json'} orders its merges by pairs, which llama.cpp "
-                "cannot follow",
-                hint="add the model's tokenizer.model to the folder",
-            )
+            return None
         ranks.setdefault(merged, rank)
         previous = merged
-    unknown = files.tokenizer["model"].get("unk_token")
-    tokens = {}
-    for text, index in piece_ids.items():
-        kind = UNKNOWN if text == unknown else BYTE if BYTE_PIECE.fullmatch(text) else NORMAL
-        tokens[index] = VocabularyToken(text, -float(ranks.get(text, len(ranks))), kind)
-    return ParsedTokenizer("llama", tokens, _prefix_entries(_adds_prefix(files)))
+    return ranks
 
 
 def _adds_prefix(files: TokenizerFiles) -> bool:
@@ -435,12 +474,13 @@ def _special_entries(
     )
     if parsed.unknown_row is not None:
         ids["unknown"] = parsed.unknown_row
+    always_adds_bos = parsed.model_name == PAIR_BPE_MODEL
     adds_bos, adds_eos, notes = special_tokens.find_surrounding_tokens(
         files.tokenizer, files.settings, parsed.model_name != "gpt2"
     )
     keys: ExtraEntries = [(f"{name}_token_id", "uint32", index) for name, index in ids.items()]
     keys += [
-        ("add_bos_token", "bool", adds_bos and "bos" in ids),
+        ("add_bos_token", "bool", (adds_bos or always_adds_bos) and "bos" in ids),
         ("add_eos_token", "bool", adds_eos and "eos" in ids),
     ]
     if "eos" not in ids:
