@@ -4,8 +4,7 @@ every fourth one, and rotary positions only in layers with a window.
 
 Follows conversion/command_r.py, src/models/command-r.cpp and src/models/cohere2.cpp of llama.cpp,
 which always ties the head to the embedding. In Command R, llama.cpp expects norms of the heads in
-models of 64 layers or more. The context length is the one of config.json, not that of the
-tokenizer, as in llama.cpp's converter.
+models of 64 layers or more.
 """
 
 from dataclasses import replace
@@ -91,9 +90,18 @@ def check2(config: CheckpointConfig) -> list[str]:
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the common metadata keys and the factor of the logits."""
+    """Return the common metadata keys and the factor of the logits. The context length is
+    model_max_length if config.json has it: the first models were trained on more positions than
+    max_position_embeddings.
+    """
+    length = ArchKey(
+        "context_length", "uint32", config.get_int("model_max_length", "max_position_embeddings")
+    )
     return [
-        *blocks.layer_norm_keys(config, config.get_float("layer_norm_eps")),
+        *(
+            length if key.name == length.name else key
+            for key in blocks.layer_norm_keys(config, config.get_float("layer_norm_eps"))
+        ),
         ArchKey("logit_scale", "float32", config.get_float("logit_scale")),
     ]
 
