@@ -57,7 +57,7 @@ $ .venv/bin/python scripts/reference/families.py --page native.json
 
 - **Converter**: llmcli itself (native), or llama.cpp's own converter.
 - **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same.
-- **Tokenizer**: whether llama.cpp gives the same ids for about 1,400 strings as the checkpoint's own tokenizer.
+- **Tokenizer**: whether llama.cpp gives the same ids for more than 1,000 strings as the checkpoint's own tokenizer.
 - **MTP**: layers that predict further tokens, which the file has.
 - **Differences**: metadata and tensors that differ from the file of llama.cpp's converter. llmcli also writes values that
   llama.cpp assumes when they are missing, such as `vocab_size` and `expert_gating_func`.
