@@ -56,7 +56,7 @@ $ .venv/bin/python scripts/reference/families.py --page native.json
 ```
 
 - **Converter**: llmcli itself (native), or llama.cpp's own converter.
-- **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same.
+- **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same. Bamba and Laguna come out differently through llama.cpp's converter.
 - **Tokenizer**: whether llama.cpp gives the same ids for more than 1,000 strings as the checkpoint's own tokenizer.
 - **MTP**: layers that predict further tokens, which the file has.
 - **Differences**: metadata and tensors that differ from the file of llama.cpp's converter. llmcli also writes values that
@@ -142,7 +142,7 @@ def measure(case: families.Case, work: Path, args: argparse.Namespace) -> Row:
     folder, out = work / "Tiny", work / "f32.gguf"
     is_native = case.hf in ARCHS
     try:
-        if is_native and ARCHS[case.hf].prediction_shapes is not None:
+        if is_native and ARCHS[case.hf].prediction_shapes is not None and case.hf.endswith("LM"):
             predicting_checkpoint.build(case.hf, folder)
         else:
             bpe = None if is_native or is_sentencepiece(case) else args.bpe
