@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -348,7 +349,8 @@ class ExampleRunner:
         deadline = time.monotonic() + READY_SECONDS
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                # It listens a moment before it handles signals; an answer shows that it does.
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
                 return
             except OSError:
                 assert self.server.poll() is None, f"{where} ended with {self.server.returncode}"

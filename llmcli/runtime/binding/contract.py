@@ -151,6 +151,7 @@ FUNCTIONS: Mapping[str, int] = {
     "llama_model_meta_val_str": 4,
     "llama_model_n_cls_out": 1,
     "llama_model_n_ctx_train": 1,
+    "llama_model_n_embd": 1,
     "llama_model_n_embd_out": 1,
     "llama_model_n_params": 1,
     "llama_model_n_swa": 1,

@@ -150,7 +150,7 @@ def test_all_ways_to_write_a_conversation_have_one_deadline(
 ) -> None:
     readings = itertools.count()  # a clock that advances by a millisecond whenever it is read
     monkeypatch.setattr(
-        template_budget, "time", SimpleNamespace(monotonic=lambda: next(readings) / 1000)
+        template_budget, "time", SimpleNamespace(thread_time=lambda: next(readings) / 1000)
     )
     slow = "{% for i in range(600 * messages[-1].content | length) %}{% endfor %}"
     refusing = slow + "{{ tools | length }}{{ messages | length }}"
@@ -164,7 +164,7 @@ def test_a_slow_template_without_calls_leaves_time_for_another_way(
 ) -> None:
     readings = itertools.count()
     monkeypatch.setattr(
-        template_budget, "time", SimpleNamespace(monotonic=lambda: next(readings) / 1000)
+        template_budget, "time", SimpleNamespace(thread_time=lambda: next(readings) / 1000)
     )
     slow = "{% for i in range(messages[0].content | length) %}{% endfor %}"
     history = [Message("user", "a" * 200), CALLING, RESULT]

@@ -55,9 +55,12 @@ class Terminal:
         self.child.send(text + key)
 
     def answer(self) -> str:
-        """Return the output up to and including the next timing line, without escape sequences."""
+        """Return the output up to and including the next timing line, without escape sequences,
+        with a space for each line break: the line may be wrapped at any word.
+        """
         self.child.expect(TIMING + r"( \([^)]*\))?")
-        return ESCAPE.sub("", (self.child.before or "") + str(self.child.after))
+        text = ESCAPE.sub("", (self.child.before or "") + str(self.child.after))
+        return " ".join(text.split())
 
     def leave(self) -> int:
         """Leave the chat with Ctrl-D and return the exit code."""

@@ -221,6 +221,7 @@ CLOSED = {
 UNRELATED = {
     ("scripts/fuzz/repl.py", "self.screen"),
     ("llmcli/runtime/binding/sampler.py", "draw"),
+    ("scripts/quality/quantized_checkpoints.py", "linear.weight"),  # of torch
 }
 
 
@@ -269,6 +270,7 @@ def test_all_functions_that_are_used_are_in_the_table() -> None:
     optional = {symbol.name for symbol in contract.OPTIONAL_SYMBOLS}
     listed = {*MODULE_NAMES, *contract.GGML_FUNCTIONS, *ggml_contract.FUNCTIONS}
     exported = {name for name in used_names() if hasattr(lib(), name) or hasattr(ggml(), name)}
+    exported.remove("ggml_pad")  # the code uses the method of gguf.GGUFWriter
     assert exported - listed == optional & exported
     # functions whose names are put together, such as f"llama_sampler_init_{name}"
     composed = ("llama_sampler_init_", "llama_vocab_fim_", "ggml_backend_")
