@@ -99,15 +99,19 @@ class PlacementSearch:
             return self.find_placement(request, request.n_ctx)
         largest = max(LEAST_TOKENS, request.wanted_tokens)
         best = self.find_placement(request, largest)
+        seen = {best.placement}
         for n_ctx in _shorter_contexts(largest):
             if best.fits and best.placement.gpu_layers in (-1, request.gpu_layers):
                 break  # neither speed nor context can become better
             if n_ctx < MIN_TOKENS and best.fits:
                 break
             candidate = self.find_placement(request, n_ctx)
+            if candidate.placement not in seen:
+                seen.add(candidate.placement)
+                candidate = self._lengthen(candidate, largest)
             if (candidate.fits, candidate.score) > (best.fits, best.score):
                 best = candidate
-        return self._lengthen(request, best, largest)
+        return self._lengthen(best, largest)
 
     def find_placement(self, request: PlacementRequest, n_ctx: int) -> PlannedPlacement:
         """Return the fastest placement with a context of `n_ctx` tokens."""
@@ -278,9 +282,7 @@ class PlacementSearch:
             counts[used[position]] += 1
         return counts
 
-    def _lengthen(
-        self, request: PlacementRequest, best: PlannedPlacement, largest: int
-    ) -> PlannedPlacement:
+    def _lengthen(self, best: PlannedPlacement, largest: int) -> PlannedPlacement:
         """Return the plan with the longest context that fits as well with the same placement."""
         low, high = best.n_ctx, largest
         while high - low >= kv_size.CELL_STEP:
