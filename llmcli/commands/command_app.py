@@ -109,7 +109,7 @@ def parse_words(
     try:
         return parse(ctx, args)
     except typer.BadParameter as error:
-        message = error.format_message().removesuffix(".")
+        message = error.format_message().removesuffix(".").replace(": Value error, ", ": ")
         hint = f"`{ctx.command_path} --help` describes it"
         raise UsageError(message[:1].lower() + message[1:], hint=hint) from None
 

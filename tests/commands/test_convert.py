@@ -182,3 +182,11 @@ def test_pickled_weights_need_allow_pickle(llmcli: Any, folder: Path, tmp_path: 
     assert f"hint: llmcli convert {folder} --allow-pickle\n" in done.err
     done = llmcli("convert", str(folder), "--allow-pickle", "-o", str(tmp_path / "x.gguf"))
     assert done.code == 0, done.err
+
+
+def test_an_unknown_value_of_an_option_is_named_with_the_known_ones(llmcli, stories) -> None:
+    done = llmcli("convert", str(stories), "--outtype", "f8")
+    assert done.code == 2
+    assert done.err.startswith(
+        "error: invalid value for '--outtype': 'f8' is not one of 'auto', 'f32', 'f16'"
+    )
