@@ -23,7 +23,7 @@ from llmcli.api.errors import ApiError, context_length_error
 from llmcli.api.request_settings import MAX_SHORTENED_CHARACTERS
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.tokens import PromptObject
-from llmcli.runtime.binding.pooled_context import Vector
+from llmcli.runtime.binding.contexts.pooled_context import Vector
 from llmcli.runtime.scoring.embedder import EUCLIDEAN, NO_NORM, Embedder, normalize
 
 # A text, token ids, a list of both, or an object with the text of a prompt.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from llmcli.bench.function_timers import FunctionTimers, TimedFunction
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.sampler import GreedyNative, NativeChain
 from llmcli.runtime.requests.request import Request

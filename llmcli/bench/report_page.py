@@ -23,7 +23,8 @@ from llmcli.charts.scale import format_number
 from llmcli.hardware import host
 from llmcli.planning.dry_runs import memory_plan
 from llmcli.planning.dry_runs.memory_plan import MemoryPlan
-from llmcli.runtime.binding import devices, library
+from llmcli.runtime.binding import library
+from llmcli.runtime.binding.placement import devices
 from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
 

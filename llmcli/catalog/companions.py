@@ -12,11 +12,11 @@ from pathlib import Path
 from llmcli import file_lock
 from llmcli.catalog import store
 from llmcli.catalog.fetch import FetchedModel
-from llmcli.catalog.gguf_names import companion_kind
 from llmcli.catalog.hub.choose_files import HubFile, type_in_name
 from llmcli.catalog.hub.download import download_files
 from llmcli.catalog.hub.error_messages import explain_error
 from llmcli.catalog.hub.listing import list_files
+from llmcli.catalog.names.gguf_names import companion_kind
 from llmcli.catalog.sources.hub import companion_kinds
 from llmcli.catalog.spec import Spec
 from llmcli.config import Config, disable_hub_telemetry

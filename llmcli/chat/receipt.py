@@ -18,7 +18,8 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.model_loader.run_flags import RunFlags
-from llmcli.runtime.binding import devices, library
+from llmcli.runtime.binding import library
+from llmcli.runtime.binding.placement import devices
 from llmcli.runtime.requests.request import Answer
 from quant.json_dataclasses import decode_value, read_json
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.batch.run import LINE_FIELDS, build_rules, run_batch, without_line_options
-from llmcli.commands.command_context import start_command
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line.command_context import start_command
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options import run
 from llmcli.commands.options.arguments import REF_HELP
 from llmcli.errors import UsageError, UserError

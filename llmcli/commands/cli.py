@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from llmcli import __version__
-from llmcli.commands.command_app import CommandApp, PanelGroup
-from llmcli.commands.help_page import HelpRow
+from llmcli.commands.command_line.command_app import CommandApp, PanelGroup
+from llmcli.commands.command_line.help_page import HelpRow
 
 # The modules of this folder, and for each the commands that it registers with their summaries, in
 # the order of --help. The summaries are repeated here so that --help imports no command.

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmcli.commands import panels
-from llmcli.commands.command_context import start_command
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line import panels
+from llmcli.commands.command_line.command_context import start_command
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.arguments import Json
 from llmcli.commands.options.files import ConverterOptions, Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups

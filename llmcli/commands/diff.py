@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start_command
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line.command_context import start_command
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.arguments import Json
 from llmcli.model_loader.installed_model import installed_model
 from llmcli.text_input import expand_path

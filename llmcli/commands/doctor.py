@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _list_devices(rpc: str | None, ui: "UI") -> None:
     """
     from llmcli.model_loader.rpc_workers import join_workers
     from llmcli.planning.machine import read_machine
-    from llmcli.runtime.binding.devices import list_devices
+    from llmcli.runtime.binding.placement.devices import list_devices
 
     join_workers(rpc, ui)
     machine = read_machine()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.model_json import format_count, model_identity
 from llmcli.commands.options.arguments import Json, Ref
 from llmcli.commands.options.file_type import with_type_flags
@@ -113,7 +113,7 @@ def pull(
 
 def _parse_companions(text: str | None) -> list[str]:
     """Return the kinds of files that --with names. Raises UsageError for an unknown kind."""
-    from llmcli.catalog.gguf_names import COMPANION_KINDS
+    from llmcli.catalog.names.gguf_names import COMPANION_KINDS
     from llmcli.errors import UsageError
 
     kinds = list(dict.fromkeys(text.replace(" ", "").lower().split(","))) if text else []

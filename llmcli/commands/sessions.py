@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_app import CommandApp
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_app import CommandApp
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.model_json import format_count, model_identity
 from llmcli.commands.options.arguments import Json, Ref, Trust
 from llmcli.model_loader.installed_model import installed_model

@@ -48,8 +48,8 @@ def worker(
     """
     from llmcli.hardware import rpc_workers
     from llmcli.hardware.host import available_memory, core_count
-    from llmcli.runtime.binding import devices
-    from llmcli.runtime.binding.rpc import (
+    from llmcli.runtime.binding.placement import devices
+    from llmcli.runtime.binding.placement.rpc import (
         devices_to_offer,
         enable_keepalive,
         require_backend,

@@ -6,8 +6,8 @@ Nothing fails without our C code: numpy and ggml do the same work more slowly.
 
 from dataclasses import dataclass
 
-from llmcli.runtime.binding import amx, devices, rpc
 from llmcli.runtime.binding.kernels import gemm, row_draws, row_scan
+from llmcli.runtime.binding.placement import amx, devices, rpc
 from quant import installation
 from quant.native import ggml, kernels
 

@@ -21,8 +21,8 @@ from llmcli.hardware import build_parts, cpu_features, host, memory_limits
 from llmcli.hardware.build_parts import BuildPart
 from llmcli.hardware.cpu_features import CpuFeature
 from llmcli.hardware.gpu_usage import GpuUsage, read_gpus
-from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.devices import Device
+from llmcli.runtime.binding.placement import devices
+from llmcli.runtime.binding.placement.devices import Device
 
 PACKAGES = (  # libraries whose versions are reported
     "llama-cpp-python",

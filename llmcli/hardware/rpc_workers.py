@@ -22,7 +22,8 @@ from pathlib import Path
 import llmcli
 from llmcli.errors import UserError
 from llmcli.hardware.host import machine_identity as host_identity
-from llmcli.runtime.binding import contract, rpc
+from llmcli.runtime.binding import contract
+from llmcli.runtime.binding.placement import rpc
 
 DEFAULT_PORT = 50052  # default port of ggml-rpc-server
 TIMEOUT_SECONDS = 5.0  # a worker that does not answer in this time counts as busy
@@ -34,7 +35,8 @@ CAPABILITY_BYTES = 24  # length of the capabilities in the hello command; all ze
 # prints the version of llama.cpp's protocol
 VERSION_PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from llmcli.runtime.binding import library, rpc; library.load_alone(); "
+    "from llmcli.runtime.binding import library; "
+    "from llmcli.runtime.binding.placement import rpc; library.load_alone(); "
     "rpc.print_protocol_version()"
 )
 VERSION_LINE = re.compile(r"Starting RPC server v(\d+)\.(\d+)\.(\d+)")

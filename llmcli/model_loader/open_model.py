@@ -23,7 +23,7 @@ from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.measurements import tuned_profile
 from llmcli.planning.state_budget import state_budget
 from llmcli.runtime import reproducible
-from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.compute_thread import open_on_compute_thread
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings

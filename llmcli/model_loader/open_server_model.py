@@ -115,7 +115,7 @@ def _make_schedule(
     to host memory while the pool has room.
     """
     from llmcli.planning.state_budget import state_budget
-    from llmcli.runtime.binding.devices import free_gpu_bytes
+    from llmcli.runtime.binding.placement.devices import free_gpu_bytes
     from llmcli.runtime.engine.forward_pass import TILE_ROWS
     from llmcli.runtime.engine.prefill_context import MIN_ROWS
     from llmcli.runtime.engine.schedule import Schedule

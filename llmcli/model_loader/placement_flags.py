@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from llmcli.runtime.binding.model_placement import TensorOverride
+    from llmcli.runtime.binding.placement.model_placement import TensorOverride
     from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.ui import UI
 
@@ -80,7 +80,7 @@ class PlacementFlags:
         """Return the values, without looking at the devices of this machine. Raises UserError or
         UsageError.
         """
-        from llmcli.runtime.binding.model_placement import (
+        from llmcli.runtime.binding.placement.model_placement import (
             NO_DEVICES,
             NUMA_STRATEGIES,
             SPLIT_MODES,
@@ -138,7 +138,7 @@ class PlacementFlags:
 
     def _parse_load_mode(self) -> str:
         """Return one of LOAD_MODES, from --load-mode or from the older options."""
-        from llmcli.runtime.binding.model_placement import LOAD_MODES
+        from llmcli.runtime.binding.placement.model_placement import LOAD_MODES
 
         older = [flag for flag in ("mlock", "mmap", "no_mmap") if getattr(self, flag)]
         if self.mmap and self.no_mmap:
@@ -209,7 +209,7 @@ def _parse_devices(text: str | None) -> tuple[str, ...]:
 def _parse_overrides(texts: "list[str] | tuple[str, ...]") -> "tuple[TensorOverride, ...]":
     """Return the overrides in values of --override-tensor. Raises UserError."""
     from llmcli.planning.placement.tensor_patterns import check_pattern
-    from llmcli.runtime.binding.model_placement import TensorOverride
+    from llmcli.runtime.binding.placement.model_placement import TensorOverride
 
     overrides = []
     for part in (part for text in texts for part in text.split(",")):

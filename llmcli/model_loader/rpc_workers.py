@@ -27,7 +27,7 @@ def join_workers(rpc: str | None, ui: "UI") -> None:
     if rpc is None:
         return
     from llmcli.hardware import rpc_workers
-    from llmcli.runtime.binding.rpc import on_worker_loss
+    from llmcli.runtime.binding.placement.rpc import on_worker_loss
 
     rpc_workers.add_workers(rpc_workers.parse_endpoints(rpc))
     on_worker_loss(partial(_exit_for_lost_worker, terminal_mode.read_mode(), ui))
@@ -41,7 +41,7 @@ def _exit_for_lost_worker(terminal_settings: list[Any] | None, ui: "UI") -> None
     or hidden the cursor.
     """
     from llmcli.hardware import rpc_workers
-    from llmcli.runtime.binding.rpc import joined_workers
+    from llmcli.runtime.binding.placement.rpc import joined_workers
 
     addresses = list(joined_workers())
     where = " and ".join(rpc_workers.unreachable_workers(addresses) or addresses)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from llmcli.hardware import host
 from llmcli.hardware.processor import Processor, read_processor
-from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.devices import Device
+from llmcli.runtime.binding.placement import devices
+from llmcli.runtime.binding.placement.devices import Device
 
 # Assumed rates of reading memory, in bytes per second, where nothing was measured. Only their order
 # matters: a GPU is faster than the host, and a worker over the network is slower than a GPU here.

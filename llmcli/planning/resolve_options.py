@@ -25,9 +25,9 @@ from llmcli.planning.placement.tensor_patterns import matches_any
 from llmcli.planning.prediction.model_layout import read_layout
 from llmcli.planning.prediction.thread_count import choose_threads
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.cache_types import check_cache_types
+from llmcli.runtime.binding.contexts.cache_types import check_cache_types
 from llmcli.runtime.binding.kernels import gemm
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.requests.request import RunOptions

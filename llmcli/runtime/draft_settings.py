@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.devices import free_gpu_bytes
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.devices import free_gpu_bytes
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.base import DrafterResources
 from llmcli.runtime.drafting.draft_length import MIN_GAIN

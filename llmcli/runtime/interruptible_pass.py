@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from llmcli.runtime.binding.context import Aborted
+from llmcli.runtime.binding.contexts.context import Aborted
 from llmcli.runtime.interrupt import on_interrupt
 
 RETRY_SECONDS = 0.05  # seconds before the request to stop is repeated

@@ -22,12 +22,12 @@ from typing import Any
 from llmcli import config
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.amx import repacks_weights
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.amx import repacks_weights
+from llmcli.runtime.binding.placement.model_placement import ON_HOST, ModelPlacement
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
 from quant.gguf.header import TensorInfo

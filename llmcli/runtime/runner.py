@@ -13,13 +13,13 @@ from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size, reproducible
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import EVERYWHERE, ON_HOST, ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import EVERYWHERE, ON_HOST, ModelPlacement
 from llmcli.runtime.binding.rows.batch import no_cache_error
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.constraint.base import Grammar

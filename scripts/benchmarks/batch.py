@@ -18,7 +18,7 @@ import random
 import time
 from pathlib import Path
 
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import Request, RunOptions

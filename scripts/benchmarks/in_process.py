@@ -25,7 +25,7 @@ import numpy as np
 from llmcli.bench.speed.measure import SpeedTrial, open_trial
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import run_passes
-from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES
+from llmcli.runtime.binding.contexts.cache_types import FLASH_MODES, KV_TYPES
 from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import Model, open_model

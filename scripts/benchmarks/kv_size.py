@@ -27,9 +27,9 @@ from llmcli import config
 from llmcli.errors import UserError
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.ui import UI
 from quant.convert import checkpoint_source
 from quant.model_file import read_header

@@ -31,11 +31,11 @@ from llmcli import config
 from llmcli.hardware import host
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.planning.dry_runs import memory_plan
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.ui import UI
 from quant.model_file import load_checks, read_header

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from llmcli import config
 from llmcli.runtime import kv_size, reproducible
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file import read_header
 

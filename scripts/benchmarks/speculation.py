@@ -47,9 +47,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.base import Drafter

@@ -23,7 +23,7 @@ from pathlib import Path
 from llmcli.bench.function_timers import FunctionTimers, TimedFunction
 from llmcli.bench.phases import ignore_end_tokens
 from llmcli.chat.display.stream_writer import StreamWriter
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.rows.batch import Batch

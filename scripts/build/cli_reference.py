@@ -99,7 +99,7 @@ def arguments(name: str, command: Any) -> list[Row]:
 
 def _parameters(name: str, command: Any) -> Iterator[tuple[str, Row]]:
     """Yield the kind and the row of each argument and option, in the order of --help."""
-    from llmcli.commands import help_page
+    from llmcli.commands.command_line import help_page
 
     for panel in help_page.parameter_panels(command, _context(name, command)):
         kind = "argument" if panel.title == help_page.ARGUMENTS else "option"
@@ -129,7 +129,7 @@ def command_section(name: str, command: Any, shared: dict[str, list[Row]]) -> st
 
 def usage(name: str, command: Any) -> str:
     """Return the usage line of a command, such as "llmcli run [OPTIONS] REF"."""
-    from llmcli.commands import help_page
+    from llmcli.commands.command_line import help_page
 
     return help_page.usage(command, _context(name, command), f"llmcli {name}".strip())
 

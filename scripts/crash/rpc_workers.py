@@ -34,7 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from scripts.crash.under_load import load, print_counts
 
 SUBNET = "10.213"
@@ -153,9 +153,9 @@ def compute_one_way(args: argparse.Namespace) -> dict[str, Any]:
     comma-separated endpoints. Return the tokens, the sha256 of all logits, and the speeds.
     """
     from llmcli.hardware import rpc_workers
-    from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.runtime.binding.contexts.context_options import ContextOptions
+    from llmcli.runtime.binding.contexts.open_context import open_context
     from llmcli.runtime.binding.model import open_model
-    from llmcli.runtime.binding.open_context import open_context
     from llmcli.runtime.binding.rows.batch import BatchRows
 
     on_workers = args.inside not in ("here", "plain")

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
-from llmcli.runtime.binding.context import Aborted, Context, NoSlot
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Aborted, Context, NoSlot
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.kv_cache.ledger import Ledger
 from scripts.fuzz import states

@@ -15,7 +15,7 @@ from llmcli.planning.placement.placement_search import (
     PlannedPlacement,
 )
 from llmcli.planning.prediction.memory_prediction import split_for_counts
-from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
+from llmcli.runtime.binding.placement.model_placement import ON_HOST, ModelPlacement
 
 
 def best_plan(

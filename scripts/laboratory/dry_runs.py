@@ -34,9 +34,9 @@ from llmcli.planning.prediction.memory_prediction import (
     split_for_counts,
 )
 from llmcli.planning.prediction.model_layout import ModelLayout, read_layout
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.devices import HOST_DEVICE, list_devices
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.devices import HOST_DEVICE, list_devices
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 from scripts.laboratory.model_headers import MODELS, write_header

@@ -24,8 +24,8 @@ from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
 from llmcli.planning.prediction.memory_prediction import distribute
 from llmcli.planning.prediction.model_layout import read_layout
 from llmcli.planning.prediction.speed_estimate import CACHE_FILL, seconds_per_token
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from quant.model_file.read_header import read_header
 
 ROOT = Path(__file__).parents[2]

@@ -32,11 +32,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.drafting.base import Drafter
 from llmcli.runtime.drafting.draft_model import DraftModel

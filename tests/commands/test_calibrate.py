@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.ui import UI
 from llmcli.workflows.evaluation.text import read_evaluation_text
 from quant.calibration import imatrix, moments
@@ -251,7 +251,7 @@ def test_unusable_texts_and_nan_weights_are_errors(
 def test_moments_equal_those_that_numpy_computes_from_the_input_rows(
     llmcli: Llmcli, tmp_path: Path, text: Path
 ) -> None:
-    from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.runtime.binding.contexts.context_options import ContextOptions
     from llmcli.runtime.binding.model import open_model
     from llmcli.runtime.scoring.activations import open_activations
 

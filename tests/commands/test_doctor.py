@@ -15,8 +15,8 @@ import pytest
 from llmcli.bench.cost import memory_bandwidth
 from llmcli.errors import UserError
 from llmcli.hardware import cpu_features, diagnostics, host
-from llmcli.runtime.binding import amx, devices, rpc
 from llmcli.runtime.binding.kernels import row_draws, row_scan
+from llmcli.runtime.binding.placement import amx, devices, rpc
 from quant.native import ggml, kernels
 from tests.fixtures.cli import Done
 

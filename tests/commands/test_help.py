@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import typer
 
-from llmcli.commands import help_page, panels
 from llmcli.commands.cli import app
+from llmcli.commands.command_line import help_page, panels
 from llmcli.commands.options.run import FLAGS_OF_FIELD, PANEL_OF_FLAG, RunCommand, run_flags
 from llmcli.errors import UserError
 from llmcli.runtime.sampling import sampling_settings

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmcli.hardware import rpc_workers
-from llmcli.runtime.binding import rpc as binding_rpc
+from llmcli.runtime.binding.placement import rpc as binding_rpc
 from quant.calibration import imatrix, moments
 from tests.fixtures.cli import Done
 
@@ -61,8 +61,8 @@ from dataclasses import asdict
 from pathlib import Path
 from llmcli.hardware.rpc_workers import add_workers
 from llmcli.planning.dry_runs.memory_plan import measure_loaded, open_memory_planner
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from quant.model_file.read_header import read_header
 header = read_header(Path(sys.argv[2]))
 add_workers((sys.argv[1],))

@@ -11,7 +11,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
-from llmcli.runtime.binding import rpc
+from llmcli.runtime.binding.placement import rpc
 
 HELLO = struct.pack("<Q", 28) + bytes([7, 0, 3, 0]) + bytes(24)
 COUNT = struct.pack("<QI", 4, 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import rpc
+from llmcli.runtime.binding.placement import rpc
 from quant import installation
 
 ROOT = Path(__file__).parents[2]

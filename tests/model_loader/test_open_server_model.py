@@ -6,7 +6,7 @@ import pytest
 
 from llmcli.model_loader import open_server_model
 from llmcli.planning import state_budget
-from llmcli.runtime.binding import devices
+from llmcli.runtime.binding.placement import devices
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.runner import Runner

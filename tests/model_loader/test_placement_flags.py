@@ -14,7 +14,7 @@ from llmcli.model_loader.placement_flags import PlacementFlags
 from llmcli.planning.machine import Machine, OffloadDevice
 from llmcli.planning.placement import used_devices
 from llmcli.planning.placement.used_devices import use_devices
-from llmcli.runtime.binding.model_placement import NO_DEVICES, TensorOverride
+from llmcli.runtime.binding.placement.model_placement import NO_DEVICES, TensorOverride
 from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from tests.fixtures.cli import Done
 

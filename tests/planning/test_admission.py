@@ -15,9 +15,9 @@ from llmcli.planning import admission
 from llmcli.planning.dry_runs import memory_plan, nearest_fit
 from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.prediction import upper_bound
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import read_header

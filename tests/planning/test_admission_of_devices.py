@@ -18,9 +18,9 @@ from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.machine import Machine, OffloadDevice
 from llmcli.planning.placement.device_shares import share_devices
 from llmcli.planning.placement.plan_placement import plan_placement
-from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.runtime.binding.model import AllocationError
-from llmcli.runtime.binding.model_placement import NO_DEVICES
+from llmcli.runtime.binding.placement.devices import HOST_DEVICE
+from llmcli.runtime.binding.placement.model_placement import NO_DEVICES
 from llmcli.runtime.draft_settings import NO_DRAFTING
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import read_header

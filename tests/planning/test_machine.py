@@ -6,8 +6,8 @@ from llmcli.hardware.processor import Processor
 from llmcli.planning.machine import offload_devices, read_machine
 from llmcli.planning.prediction.model_layout import LayerWeights, ModelLayout
 from llmcli.planning.prediction.thread_count import choose_threads, seconds_with_threads
-from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.devices import Device
+from llmcli.runtime.binding.placement import devices
+from llmcli.runtime.binding.placement.devices import Device
 
 GIB = 1 << 30
 

@@ -17,8 +17,8 @@ from llmcli.planning.placement.placement_search import PROCESS_BYTES
 from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
 from llmcli.planning.prediction.memory_prediction import compute_bytes, distribute, predict_memory
 from llmcli.planning.prediction.model_layout import read_layout
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import NO_DEVICES, ON_HOST, ModelPlacement
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import NO_DEVICES, ON_HOST, ModelPlacement
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from tests.fixtures.fakes import fake_header

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from llmcli.runtime.binding.context import Aborted
+from llmcli.runtime.binding.contexts.context import Aborted
 from llmcli.runtime.interruptible_pass import interruptible
 
 

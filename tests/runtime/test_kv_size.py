@@ -13,9 +13,9 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from quant.convert import checkpoint_source

@@ -16,8 +16,8 @@ import pytest
 from llmcli.config import build_child_environ
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size, reproducible
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.requests.beam_settings import BeamSettings
@@ -323,10 +323,10 @@ CHUNKS_PROGRAM = """
 import sys
 from pathlib import Path
 from llmcli import config
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from tests.runtime.test_reproducible import feed, random_tokens
 
 config.disable_tiled_kernels()

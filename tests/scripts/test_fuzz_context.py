@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.kv_state.positions import Positions, batch_spans
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from tests.quant import tiny_gguf
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from scripts.fuzz import websocket_grpc

@@ -23,11 +23,11 @@ from llmcli.bench.statistics import paired_test
 from llmcli.bench.statistics.paired_test import Comparison, Design, Measure
 from llmcli.planning.dry_runs.memory_plan import DeviceMemory, open_memory_planner
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context import Aborted, Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Aborted, Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.types import ProgressDisplay
 from quant.model_file import load_checks, read_header

@@ -21,7 +21,7 @@ from llmcli.errors import UsageError, UserError
 from llmcli.hardware import host
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file
-from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
+from llmcli.runtime.binding.contexts.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.ui import UI
 

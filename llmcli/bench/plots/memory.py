@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from llmcli.charts.chart import Axis, ChartRow, NamedValue, ReferenceLine, RowChart
 from llmcli.planning.dry_runs.memory_plan import DeviceMemory, MemoryPlan
-from llmcli.runtime.binding.devices import HOST_DEVICE
+from llmcli.runtime.binding.placement.devices import HOST_DEVICE
 from llmcli.units import format_size
 
 MIB_BYTES = 2**20

@@ -13,7 +13,7 @@ from llmcli.bench.history.history import History
 from llmcli.bench.speed.measure import SpeedResult, average
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.runtime.binding import devices
+from llmcli.runtime.binding.placement import devices
 from llmcli.types import ProgressDisplay
 from quant.model_file.model_header import ModelHeader
 

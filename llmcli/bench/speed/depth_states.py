@@ -8,7 +8,7 @@ itself.
 
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import RandomPasses, run_passes
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.model import Model
 
 

@@ -11,9 +11,10 @@ from llmcli.bench.speed.measure import SamplingCost, SpeedResult, average, stand
 from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.hardware import host
 from llmcli.hardware.gpu_usage import format_usage, merge_samples
-from llmcli.runtime.binding import devices, library
-from llmcli.runtime.binding.cache_types import FLASH_MODES
+from llmcli.runtime.binding import library
+from llmcli.runtime.binding.contexts.cache_types import FLASH_MODES
 from llmcli.runtime.binding.kernels import gemm
+from llmcli.runtime.binding.placement import devices
 
 # A setting gets a column in the table if it differs from this default in any row.
 DEFAULT_SETTINGS: dict[str, Any] = {

@@ -17,12 +17,12 @@ from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import RandomPasses, run_passes
 from llmcli.hardware.gpu_usage import GpuUsage, UsageSampler
 from llmcli.reading_speed import ReadingPace, measure_pace
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.interruptible_pass import interruptible
 from llmcli.runtime.requests.request import percentile
 from llmcli.units import format_current_time

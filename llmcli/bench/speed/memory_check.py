@@ -10,7 +10,7 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning.prediction import upper_bound
 from llmcli.planning.resolve_options import check_positions
-from llmcli.runtime.binding import devices
+from llmcli.runtime.binding.placement import devices
 from llmcli.types import ProgressDisplay
 from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 
 RANGE_PATTERN = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")

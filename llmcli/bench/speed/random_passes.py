@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.rows.batch import BatchRows
 

@@ -16,7 +16,7 @@ from llmcli.bench.statistics.paired_test import Comparison, Design, estimate_rat
 from llmcli.charts.chart import Table
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache_types
+from llmcli.runtime.binding.contexts.cache_types import KV_TYPES, check_cache_types
 
 # for each sweep, the settings whose values it varies
 SWEEPS = {

@@ -21,9 +21,9 @@ from llmcli.bench.speed.random_passes import (
 )
 from llmcli.bench.tune.tune import RunSetting
 from llmcli.hardware import host
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.interruptible_pass import interruptible
 
 N_BATCH = 2048

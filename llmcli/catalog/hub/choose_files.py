@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.catalog.gguf_names import is_model_name
-from llmcli.catalog.shard_names import parse_shard_name
+from llmcli.catalog.names.gguf_names import is_model_name
+from llmcli.catalog.names.shard_names import parse_shard_name
 from llmcli.catalog.spec import Spec
 from llmcli.errors import UserError
 from llmcli.units import format_size

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
-from llmcli.catalog.gguf_names import COMPANION_KINDS, companion_kind
 from llmcli.catalog.hub import cache
 from llmcli.catalog.hub.choose_files import ChosenFiles, HubFile, choose_files
 from llmcli.catalog.hub.content_check import WaitingBytes
@@ -19,6 +18,7 @@ from llmcli.catalog.hub.error_messages import explain_error
 from llmcli.catalog.hub.exchange import HubUnreachable
 from llmcli.catalog.hub.listing import DIGEST_PATTERN, list_files
 from llmcli.catalog.hub.range_reader import RemoteFile, fetch_heads
+from llmcli.catalog.names.gguf_names import COMPANION_KINDS, companion_kind
 from llmcli.catalog.sources.base import FetchedFiles, RemoteCheckpoint
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import VerifiedFile, hash_file

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from llmcli.catalog.gguf_names import is_model_name
-from llmcli.catalog.shard_names import parse_shard_name
+from llmcli.catalog.names.gguf_names import is_model_name
+from llmcli.catalog.names.shard_names import parse_shard_name
 from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import hash_file

@@ -9,9 +9,9 @@ from typing import Any
 
 import typer
 
-from llmcli.commands.command_app import CommandApp, PanelCommand, PanelGroup
-from llmcli.commands.help_page import HelpPanel, HelpRow
-from llmcli.commands.typed_words import nearest_names, unknown_command
+from llmcli.commands.command_line.command_app import CommandApp, PanelCommand, PanelGroup
+from llmcli.commands.command_line.help_page import HelpPanel, HelpRow
+from llmcli.commands.command_line.typed_words import nearest_names, unknown_command
 from quant.registry import collect
 
 DEFAULT_BENCH = "speed"  # the subcommand that `bench REF` runs

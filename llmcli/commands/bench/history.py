@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from llmcli.bench.load.request import (
     PromptSettings,
     SearchSettings,
 )
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.groups import option_group, with_option_groups
 from llmcli.commands.options.report import ReportOptions
 from llmcli.errors import UsageError

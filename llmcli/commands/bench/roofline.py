@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start_command
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line.command_context import start_command
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
@@ -125,7 +125,7 @@ def _measure(
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.runtime import kv_size
     from llmcli.runtime.binding.model import open_model
-    from llmcli.runtime.binding.model_placement import ON_HOST
+    from llmcli.runtime.binding.placement.model_placement import ON_HOST
     from quant.model_file import load_checks, read_header
 
     depths = parameter_grid.parse_numbers("-d", n_depth or ["0"])
@@ -170,7 +170,7 @@ def _show_charts(
 
 def build_document(machine: "MachineBandwidth", result: "RooflineResult | None") -> dict[str, Any]:
     """Return the JSON document. Values that this machine cannot determine are null."""
-    from llmcli.runtime.binding import devices
+    from llmcli.runtime.binding.placement import devices
 
     machine_fields: dict[str, Any] = {
         "cpu_info": machine.cpu,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands import completion, panels
+from llmcli.commands.command_line import completion, panels
 from llmcli.commands.options.arguments import Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.placement import PlacementGroup
@@ -428,8 +428,8 @@ def _build_grid(options: "Mapping[str, Any]") -> "ParameterGrid":
     """
     from llmcli.bench.speed import parameter_grid
     from llmcli.hardware import host
-    from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES
-    from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+    from llmcli.runtime.binding.contexts.cache_types import FLASH_MODES, KV_TYPES
+    from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 
     return parameter_grid.ParameterGrid(
         prompts=parameter_grid.parse_numbers("-p", options["n_prompt"] or ["512"]),

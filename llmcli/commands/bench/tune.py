@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start_command
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line.command_context import start_command
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.placement import PlacementGroup
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.planning.measurements.tuned_profile import TunedProfile
-    from llmcli.runtime.binding.model_placement import ModelPlacement
+    from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
@@ -211,7 +211,7 @@ def _build_space(
     from llmcli.bench.tune import tune
     from llmcli.hardware import host
     from llmcli.runtime import kv_size
-    from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache_types
+    from llmcli.runtime.binding.contexts.cache_types import KV_TYPES, check_cache_types
 
     modes = []
     for kind in dict.fromkeys(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli import text_input
-from llmcli.commands import panels
-from llmcli.commands.command_context import start_command
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line import panels
+from llmcli.commands.command_line.command_context import start_command
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import (
     RunCommand,

@@ -4,7 +4,7 @@ EXPORTS; the function's name is the subcommand's name.
 
 import typer
 
-from llmcli.commands.command_app import CommandApp
+from llmcli.commands.command_line.command_app import CommandApp
 from llmcli.commands.options.run import RunCommand
 from quant.registry import collect
 

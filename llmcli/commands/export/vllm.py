@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options import run
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
@@ -95,7 +95,7 @@ def vllm(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Write the vLLM command and configuration for the same model."""
-    from llmcli.commands.command_context import start_command
+    from llmcli.commands.command_line.command_context import start_command
     from llmcli.commands.export import original_weights
 
     run_flags = run.parse_run_flags(ctx)

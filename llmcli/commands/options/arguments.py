@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.workflows.evaluation.text import DEFAULT_CTX
 
 Ref = Annotated[

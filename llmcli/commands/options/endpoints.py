@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands import panels
+from llmcli.commands.command_line import panels
 
 Metrics = Annotated[
     bool,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from llmcli.commands import panels
+from llmcli.commands.command_line import panels
 
 
 def with_type_flags(command: Callable[..., None]) -> Callable[..., None]:

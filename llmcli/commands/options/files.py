@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands import panels
+from llmcli.commands.command_line import panels
 from llmcli.commands.options.groups import option_group
 from llmcli.model_loader.quantize_file import ConverterSettings, OutputSettings, SourceSettings
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmcli.commands import panels
+from llmcli.commands.command_line import panels
 from llmcli.commands.options.groups import option_group
 from llmcli.model_loader.placement_flags import PlacementFlags
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.commands import panels
+from llmcli.commands.command_line import panels
 from llmcli.commands.options.groups import option_group
 
 if TYPE_CHECKING:

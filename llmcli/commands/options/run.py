@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from llmcli import terminal_status
-from llmcli.commands import panels
-from llmcli.commands.command_app import HELP_OPTIONS, PanelCommand
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line import panels
+from llmcli.commands.command_line.command_app import HELP_OPTIONS, PanelCommand
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.placement import PLACEMENT_FLAGS
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.placement_flags import PlacementFlags

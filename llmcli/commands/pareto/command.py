@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.arguments import Ref, Trust
 from llmcli.commands.options.files import SourceOptions
 from llmcli.commands.options.groups import with_option_groups

@@ -12,8 +12,8 @@ from llmcli.commands.plan.quantized_sizes import QuantizedSize
 
 if TYPE_CHECKING:
     from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
-    from llmcli.runtime.binding.context_options import ContextOptions
-    from llmcli.runtime.binding.model_placement import ModelPlacement
+    from llmcli.runtime.binding.contexts.context_options import ContextOptions
+    from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
 
@@ -110,7 +110,7 @@ def print_alternatives(
 ) -> None:
     """Print the alternatives and the table of file types."""
     from llmcli.planning.dry_runs.memory_plan import MAX_CELLS
-    from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+    from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 
     contexts = [
         f"{kind} {_format_count(alternatives.max_contexts[kind], MAX_CELLS)}"

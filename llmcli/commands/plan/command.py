@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start_command
+from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.arguments import (
     Batch,
     Context,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.model_loader.header_only import PlannedFile
     from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
-    from llmcli.runtime.binding.context_options import ContextOptions
-    from llmcli.runtime.binding.model_placement import ModelPlacement
+    from llmcli.runtime.binding.contexts.context_options import ContextOptions
+    from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader

@@ -8,8 +8,8 @@ from llmcli.commands.plan.receipt import format_ranges
 
 if TYPE_CHECKING:
     from llmcli.planning.placement.device_shares import DeviceShare
-    from llmcli.runtime.binding.context_options import ContextOptions
-    from llmcli.runtime.binding.model_placement import ModelPlacement
+    from llmcli.runtime.binding.contexts.context_options import ContextOptions
+    from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.ui import UI
 
 

@@ -14,8 +14,8 @@ from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
-    from llmcli.runtime.binding.context_options import ContextOptions
-    from llmcli.runtime.binding.model_placement import ModelPlacement
+    from llmcli.runtime.binding.contexts.context_options import ContextOptions
+    from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.ui import UI
     from quant.gguf.layout import FileLayout
     from quant.model_file.model_header import ModelHeader

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from llmcli.planning.dry_runs.memory_plan import DeviceMemory, MemoryPlan
-    from llmcli.runtime.binding.context_options import ContextOptions
-    from llmcli.runtime.binding.model_placement import ModelPlacement
+    from llmcli.runtime.binding.contexts.context_options import ContextOptions
+    from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.runtime.kv_size import KVCache, LayerKV
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from llmcli.commands import panels
-from llmcli.commands.command_app import PanelCommand
-from llmcli.commands.command_context import start_command
-from llmcli.commands.completion import complete_models
+from llmcli.commands.command_line import panels
+from llmcli.commands.command_line.command_app import PanelCommand
+from llmcli.commands.command_line.command_context import start_command
+from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.arguments import Json, Trust
 from llmcli.commands.options.file_type import type_flags, with_type_flags
 from llmcli.commands.options.files import ConverterOptions, Offline, OutputOptions, SourceOptions

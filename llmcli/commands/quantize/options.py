@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands import panels
+from llmcli.commands.command_line import panels
 from llmcli.commands.options.groups import option_group
 from llmcli.workflows.certification.certify import VerifySettings
 from llmcli.workflows.quantization.method_settings import MethodSettings

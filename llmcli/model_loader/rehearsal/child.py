@@ -53,7 +53,8 @@ def main() -> NoReturn:
 
 def _rehearse(request: ChildRequest) -> None:
     """Run the stages. Raises UserError if llama.cpp refuses the file."""
-    from llmcli.runtime.binding import library, rehearsal
+    from llmcli.runtime.binding import library
+    from llmcli.runtime.binding.trials import rehearsal
 
     library.load_alone()
     path = Path(request.path)

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
-from llmcli.runtime.binding.devices import HOST_DEVICE, BufferType
-from llmcli.runtime.binding.dry_run import DryRun, dry_run
+from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement import devices
+from llmcli.runtime.binding.placement.devices import HOST_DEVICE, BufferType
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.binding.trials.dry_run import DryRun, dry_run
 from llmcli.runtime.draft_settings import draft_context_options
 from quant.model_file.model_header import ModelHeader
 

@@ -21,7 +21,7 @@ from llmcli.planning.dry_runs.memory_plan import (
 from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.prediction import upper_bound
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.devices import HOST_DEVICE
+from llmcli.runtime.binding.placement.devices import HOST_DEVICE
 from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
 

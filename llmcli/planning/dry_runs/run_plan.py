@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.draft_settings import DraftSettings, draft_context_options
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import context_options

@@ -20,11 +20,11 @@ from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
 from llmcli.planning.measurements import attention_stub, tuned_profile
 from llmcli.planning.measurements.attention_stub import HeadShape
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.json_dataclasses import decode_value, parse_object, read_file
 

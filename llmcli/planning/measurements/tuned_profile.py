@@ -18,8 +18,9 @@ from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host, rpc_workers
-from llmcli.runtime.binding import devices, library
-from llmcli.runtime.binding.cache_types import check_cache_types
+from llmcli.runtime.binding import library
+from llmcli.runtime.binding.contexts.cache_types import check_cache_types
+from llmcli.runtime.binding.placement import devices
 from llmcli.runtime.model_identity import content_hash
 from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.runtime.requests.request import RunOptions

@@ -6,9 +6,9 @@ from llmcli.planning.machine import Machine
 from llmcli.planning.placement.plan_placement import placed_layout, planned_machine
 from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
 from llmcli.planning.prediction.memory_prediction import HOST, distribute, predict_memory
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.devices import HOST_DEVICE
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.devices import HOST_DEVICE
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.model_header import ModelHeader
 

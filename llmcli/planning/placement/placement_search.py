@@ -24,8 +24,8 @@ from llmcli.planning.prediction.memory_prediction import (
 from llmcli.planning.prediction.model_layout import ModelLayout
 from llmcli.planning.prediction.speed_estimate import seconds_per_token
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import ON_HOST, ModelPlacement
 
 MIN_TOKENS = 4096  # a useful context, as in llama.cpp's fit (common/arg.cpp, --fit-ctx)
 LEAST_TOKENS = 512

@@ -18,8 +18,8 @@ from llmcli.planning.placement.tensor_patterns import find_place
 from llmcli.planning.placement.used_devices import use_devices
 from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
 from llmcli.planning.prediction.model_layout import ModelLayout, read_layout
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import HOST_BUFFER, ON_HOST
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import HOST_BUFFER, ON_HOST
 from llmcli.runtime.requests.placement_options import PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.model_header import ModelHeader

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.model_placement import HOST_BUFFER, TensorOverride
+from llmcli.runtime.binding.placement.model_placement import HOST_BUFFER, TensorOverride
 
 MAX_PATTERN = 1024
 ESCAPED = frozenset(".^$|()[]{}*+?\\/-_dDwWsSbB")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from llmcli.errors import UserError
 from llmcli.planning.machine import Machine, OffloadDevice, read_machine
-from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.model_placement import HOST_BUFFER, NO_DEVICES, TensorOverride
-from llmcli.runtime.binding.placement_params import buffers_hint, devices_hint
+from llmcli.runtime.binding.placement import devices
+from llmcli.runtime.binding.placement.model_placement import HOST_BUFFER, NO_DEVICES, TensorOverride
+from llmcli.runtime.binding.placement.placement_params import buffers_hint, devices_hint
 from llmcli.runtime.requests.placement_options import PlacementOptions
 
 

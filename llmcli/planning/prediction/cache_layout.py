@@ -5,7 +5,7 @@ Source of the sizes of states: llama_hparams::n_embd_r and n_embd_s in src/llama
 """
 
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from quant.model_file.model_header import ModelHeader
 
 STATE_VALUE_BYTES = 4  # states are 32-bit floats

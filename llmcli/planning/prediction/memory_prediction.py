@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from llmcli.planning.prediction.model_layout import ModelLayout
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ModelPlacement
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.binding.rows.batch import reserved_outputs
 
 HOST = -1  # in place of a device's index

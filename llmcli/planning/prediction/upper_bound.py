@@ -8,7 +8,7 @@ to another layout, attention scores are stored, and activations are wide.
 
 from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer, predict_attention_cache
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.rows.batch import reserved_outputs
 from quant.model_file.model_header import ModelHeader
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.devices import MAPPED_BUFFER, BufferType, read_buffer_type
 from llmcli.runtime.binding.library import ggml
+from llmcli.runtime.binding.placement.devices import MAPPED_BUFFER, BufferType, read_buffer_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import amx, contract, rpc
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.library import (
     MLOCK_WARNING,
@@ -21,8 +21,9 @@ from llmcli.runtime.binding.library import (
     reset_log,
     system_info,
 )
-from llmcli.runtime.binding.model_placement import EVERYWHERE, ModelPlacement
-from llmcli.runtime.binding.placement_params import init_numa, set_placement
+from llmcli.runtime.binding.placement import amx, rpc
+from llmcli.runtime.binding.placement.model_placement import EVERYWHERE, ModelPlacement
+from llmcli.runtime.binding.placement.placement_params import init_numa, set_placement
 from llmcli.runtime.binding.tokens.special_tokens import SpecialToken, read_special_token
 from llmcli.runtime.binding.tokens.tokenize_splits import (
     BPE,

@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context import Aborted, NoSlot
+from llmcli.runtime.binding.contexts.context import Aborted, NoSlot
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.forward_pass import ForwardPass, SequenceRows
 from llmcli.runtime.engine.interruption import RunningPass, is_worth_interrupting

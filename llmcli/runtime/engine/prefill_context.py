@@ -16,14 +16,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context import Aborted, Context, NoSlot
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Aborted, Context, NoSlot
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.kv_state.state_slicing import transpose_values
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.rows.logits_row import LogitsRow
-from llmcli.runtime.binding.state_trial import can_move_states
+from llmcli.runtime.binding.trials.state_trial import can_move_states
 from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass, SequenceRows
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import RunOptions

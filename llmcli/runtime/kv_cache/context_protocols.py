@@ -8,7 +8,7 @@ from typing import Protocol
 
 class CacheMemory(Protocol):
     """The methods and sizes of a context that the ledger uses. They are described in
-    binding/context.py.
+    binding/contexts/context.py.
 
     `has_complete_states`: whether a saved state contains every cell of its sequence. It is False
     when layers with a sliding window keep all their cells, because llama.cpp leaves cells outside

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 
-from llmcli.runtime.binding.model_placement import ModelPlacement, TensorOverride
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement, TensorOverride
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

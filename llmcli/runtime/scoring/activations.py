@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput, ProductWatcher
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.interruptible_pass import interruptible

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.rows.logits_matrix import logits_matrix

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.pooled_context import (
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.pooled_context import (
     POOLING,
     PooledContext,
     PooledOptions,
@@ -33,6 +32,7 @@ from llmcli.runtime.binding.pooled_context import (
     is_causal,
     open_pooled_context,
 )
+from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import max_logit_rows

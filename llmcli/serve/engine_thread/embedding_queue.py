@@ -10,7 +10,7 @@ from typing import TypeVar
 from llmcli.api.errors import ApiError, ServerBusy, ServerStopping
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.runtime.binding.pooled_context import Vector
+from llmcli.runtime.binding.contexts.pooled_context import Vector
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.scoring.embedder import EUCLIDEAN, Embedder, EmbeddingJob
 from llmcli.serve.engine_thread.bridge import EngineBridge

@@ -18,8 +18,8 @@ from llmcli.bench.statistics.paired_test import Comparison, Design, decile_rates
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.model_loader import float_copy
-from llmcli.runtime.binding import rpc
 from llmcli.runtime.binding.library import llama_cpp_version
+from llmcli.runtime.binding.placement import rpc
 from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_count

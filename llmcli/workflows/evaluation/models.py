@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement import devices
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.drafting import vocabulary_match
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring import chunk_scorer

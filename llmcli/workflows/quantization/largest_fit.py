@@ -11,7 +11,7 @@ from pathlib import Path
 from llmcli.errors import UserError
 from llmcli.planning import resolve_options
 from llmcli.planning.dry_runs.memory_plan import open_memory_planner
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.requests.request import RunOptions
 from quant.allocation.allocate import Budget, TypeMenu, allocate, size_range
 from quant.model_file import load_checks, read_header

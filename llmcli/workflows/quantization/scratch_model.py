@@ -18,9 +18,9 @@ from llmcli.atomic_files import make_folder
 from llmcli.errors import UserError
 from llmcli.model_loader import float_copy
 from llmcli.planning import resolve_options
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import ChunkScorer
 from llmcli.units import format_count

@@ -15,8 +15,8 @@ from llmcli import config
 from llmcli.model_loader.open_model import ModelSwitcher
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.planning import resolve_options
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.requests.beam_settings import NO_SEARCH
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import Runner

@@ -17,9 +17,9 @@ from llmcli.bench.compare.interleaved import (
 from llmcli.bench.speed import parameter_grid
 from llmcli.bench.statistics.paired_test import Design
 from llmcli.hardware import host
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.ui import UI
 from quant.errors import UserError
 from tests.quant import tiny_gguf

@@ -9,7 +9,7 @@ from llmcli.bench.tune.model_trial import ModelTrial
 from llmcli.bench.tune.tune import RunSetting
 from llmcli.hardware import host
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from tests.quant import tiny_gguf
 
 SETTING = RunSetting(1, 1, 64)

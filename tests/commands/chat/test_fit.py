@@ -11,9 +11,9 @@ import pytest
 from llmcli.hardware import host
 from llmcli.planning.dry_runs import nearest_fit
 from llmcli.planning.dry_runs.memory_plan import open_memory_planner
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from quant.model_file import read_header
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf

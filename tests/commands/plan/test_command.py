@@ -12,7 +12,7 @@ from llmcli.commands.plan import quantized_sizes
 from llmcli.hardware import host
 from llmcli.model_loader import header_only
 from llmcli.planning import resolve_options
-from llmcli.runtime.binding.model_placement import ON_HOST, ModelPlacement
+from llmcli.runtime.binding.placement.model_placement import ON_HOST, ModelPlacement
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import default_sampling
@@ -376,7 +376,7 @@ def test_the_largest_number_of_gpu_layers_is_found(
     from types import SimpleNamespace
 
     from llmcli.planning.dry_runs import memory_plan
-    from llmcli.runtime.binding.devices import Device
+    from llmcli.runtime.binding.placement.devices import Device
 
     header, options = read_header.read_header(model), memory_plan.ContextOptions(512)
     monkeypatch.setattr(

@@ -7,7 +7,7 @@ from tests.test_layers import ROOT, imported_names, source_files
 
 OPENERS = {
     "llmcli.runtime.binding.model": "open_model",
-    "llmcli.runtime.binding.dry_run": "dry_run",
+    "llmcli.runtime.binding.trials.dry_run": "dry_run",
 }
 # Module -> why its files have been rehearsed, or need not be.
 REASONS = {
@@ -18,8 +18,8 @@ REASONS = {
     "llmcli.model_loader.verify_tokenizer": "a vocabulary that has just been converted here",
     "llmcli.planning.measurements.flash_attention_probe": "a stub that is made here",
     "llmcli.planning.dry_runs.memory_plan": "ModelSwitcher, or commands.plan, rehearses the file",
-    "llmcli.runtime.binding.dry_run": "for memory_plan",
-    "llmcli.runtime.binding.rehearsal": "the rehearsal",
+    "llmcli.runtime.binding.trials.dry_run": "for memory_plan",
+    "llmcli.runtime.binding.trials.rehearsal": "the rehearsal",
     "llmcli.runtime.draft_settings": "ModelSwitcher rehearses the draft model",
     "llmcli.runtime.reproducible": "for open_runner",
     "llmcli.runtime.runner": "ModelSwitcher, or commands.bench.phases, rehearses the file",

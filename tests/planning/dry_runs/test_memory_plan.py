@@ -8,10 +8,10 @@ import pytest
 
 from llmcli.hardware import host
 from llmcli.planning.dry_runs import memory_plan
-from llmcli.runtime.binding import dry_run
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
+from llmcli.runtime.binding.trials import dry_run
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write

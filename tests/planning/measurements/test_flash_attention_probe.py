@@ -15,10 +15,10 @@ from llmcli.planning.measurements import attention_stub, flash_attention_probe
 from llmcli.planning.measurements.attention_stub import HeadShape
 from llmcli.planning.measurements.flash_attention_probe import AttentionCase, AttentionTimes
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file import load_checks, read_header
 from tests.fixtures.fakes import fake_header

@@ -48,9 +48,9 @@ from llmcli.model_loader.placement_flags import PlacementFlags
 from llmcli.planning.dry_runs import memory_plan
 from llmcli.planning.machine import read_machine
 from llmcli.planning.placement.plan_placement import plan_placement, planned_machine
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.ui import UI

@@ -9,7 +9,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.planning.placement.tensor_patterns import check_pattern, find_place, matches_any
-from llmcli.runtime.binding.model_placement import EXPERTS_PATTERN, TensorOverride
+from llmcli.runtime.binding.placement.model_placement import EXPERTS_PATTERN, TensorOverride
 
 NAMES = (
     "token_embd.weight",

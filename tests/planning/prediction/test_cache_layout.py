@@ -5,7 +5,7 @@ from pathlib import Path
 import gguf
 
 from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 

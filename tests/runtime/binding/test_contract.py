@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import contract, dry_run, library
+from llmcli.runtime.binding import contract, library
 from llmcli.runtime.binding.library import ggml, lib
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.sampler import CandidateTable
+from llmcli.runtime.binding.trials import dry_run
 from quant import installation
 from quant.native import ggml_contract
 

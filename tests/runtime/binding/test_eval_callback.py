@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput, _base_name
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.scoring.activations import open_activations
 from tests.quant import tiny_gguf
 

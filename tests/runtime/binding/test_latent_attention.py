@@ -34,7 +34,7 @@ RUN = """
 import sys
 from pathlib import Path
 from llmcli.bench.speed.measure import open_model_under_test
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import default_sampling

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.sampler import NativeChain, NativeChains
 from llmcli.runtime.sampling import default_sampling

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.runtime.binding.context import Aborted, Context
+from llmcli.runtime.binding.contexts.context import Aborted, Context
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.rows.batch import abort_callback
 from llmcli.runtime.engine.engine import Engine

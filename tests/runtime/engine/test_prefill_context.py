@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.kv_state import sequence_state
 from llmcli.runtime.binding.kv_state.state_slicing import extract_sequence, transpose_values
 from llmcli.runtime.binding.rows.batch import BatchRows

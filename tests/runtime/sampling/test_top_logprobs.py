@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import default_sampling

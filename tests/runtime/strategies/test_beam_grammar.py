@@ -12,12 +12,12 @@ import jsonschema
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.constraint.base import Constraint, Grammar, Matcher, UnsatisfiableConstraint
 from llmcli.runtime.constraint.compile import GrammarCompiler
 from llmcli.runtime.constraint.llguidance import GrammarMatcher

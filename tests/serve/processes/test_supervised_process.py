@@ -15,7 +15,7 @@ import pytest
 
 from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.serve.engine_thread.bridge import EngineBridge

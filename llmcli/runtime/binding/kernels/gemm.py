@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.devices import has_gpu
 from llmcli.runtime.binding.library import ggml, registry_lock
+from llmcli.runtime.binding.placement.devices import has_gpu
 from quant.native import kernels
 
 Floats = NDArray[np.float32]

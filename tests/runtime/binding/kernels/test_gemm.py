@@ -14,13 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.contexts.pooled_context import PooledOptions, open_pooled_context
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
-from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.binding.pooled_context import PooledOptions, open_pooled_context
+from llmcli.runtime.binding.placement import devices
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.reproducible import with_required_options
 from llmcli.runtime.requests.request import RunOptions

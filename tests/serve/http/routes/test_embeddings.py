@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from llmcli.runtime.binding.pooled_context import PooledContext
+from llmcli.runtime.binding.contexts.pooled_context import PooledContext
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.serve.engine_thread import slot_files

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.devices import BufferType, read_type_of_buffer
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.ggml_tensor import Tensor
 from llmcli.runtime.binding.library import ggml
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ModelPlacement
-from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.placement.devices import BufferType, read_type_of_buffer
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 
 # llama_internal_get_tensor_map (src/llama-model.h) returns a reference to a vector<pair<string,
 # ggml_tensor *>>. Bytes of a pair: libstdc++'s string (pointer, length, 16 bytes of buffer), and the

@@ -10,8 +10,8 @@ import functools
 import re
 from pathlib import Path
 
-from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.library import ggml, library_files
+from llmcli.runtime.binding.placement import devices
 from quant import installation
 
 MARK = "llmcli_tile_config"  # exported by a build with tile-config.h

@@ -9,7 +9,7 @@ import pytest
 from llmcli.runtime.binding import model as model_module
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import EVERYWHERE, ON_HOST, ModelPlacement
+from llmcli.runtime.binding.placement.model_placement import EVERYWHERE, ON_HOST, ModelPlacement
 
 
 @pytest.fixture

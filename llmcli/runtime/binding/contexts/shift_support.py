@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.rows.batch import BatchRows

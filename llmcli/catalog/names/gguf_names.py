@@ -2,7 +2,7 @@
 
 import re
 
-from llmcli.catalog.shard_names import parse_shard_name
+from llmcli.catalog.names.shard_names import parse_shard_name
 
 # Files that llama.cpp loads in addition to a model: projectors for images or sound, whose names
 # contain "mmproj", and draft heads, whose names begin with their kind.

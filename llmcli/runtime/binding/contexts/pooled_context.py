@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+from llmcli.runtime.binding.contexts.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.kv_state.positions import Positions, batch_spans, min_max
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import placement_params
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.contract import TensorBufferOverride
-from llmcli.runtime.binding.devices import find_buffer_type, find_device
 from llmcli.runtime.binding.library import _collect_error as collect_error
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.model_placement import (
+from llmcli.runtime.binding.placement import placement_params
+from llmcli.runtime.binding.placement.devices import find_buffer_type, find_device
+from llmcli.runtime.binding.placement.model_placement import (
     NO_DEVICES,
     ModelPlacement,
     TensorOverride,
 )
-from llmcli.runtime.binding.open_context import open_context
 
 
 def read_overrides(params: Any) -> Iterator[tuple[bytes, int]]:

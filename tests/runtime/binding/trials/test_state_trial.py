@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding import state_trial
 from llmcli.runtime.binding.kv_state import state_slicing
+from llmcli.runtime.binding.trials import state_trial
 from llmcli.runtime.engine.prefill_context import MIN_ROWS
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.runner import Runner, open_runner

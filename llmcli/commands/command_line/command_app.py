@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ParameterInfo
 
-from llmcli.commands import help_page, typed_words
-from llmcli.commands.help_page import HelpPanel, HelpRow
+from llmcli.commands.command_line import help_page, typed_words
+from llmcli.commands.command_line.help_page import HelpPanel, HelpRow
 from llmcli.errors import UsageError
 from llmcli.text_input import expand_path
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmcli.catalog.gguf_names import is_model_name
+from llmcli.catalog.names.gguf_names import is_model_name
 
 
 @pytest.mark.parametrize(

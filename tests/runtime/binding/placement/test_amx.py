@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.runtime.binding import amx, devices, library
+from llmcli.runtime.binding import library
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.placement import amx, devices
 from quant import installation
 from tests.quant import tiny_gguf
 

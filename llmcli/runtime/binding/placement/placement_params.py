@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import contract, devices
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.contract import TensorBufferOverride, set_fields
 from llmcli.runtime.binding.library import lib, registry_lock
-from llmcli.runtime.binding.model_placement import (
+from llmcli.runtime.binding.placement import devices
+from llmcli.runtime.binding.placement.model_placement import (
     LOAD_MODES,
     NO_DEVICES,
     NUMA_STRATEGIES,

@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.contexts.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.contexts.shift_support import can_shift
 from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import AllocationError, Model, is_allocation_failure
 from llmcli.runtime.binding.rows.batch import StopFlag, abort_callback, reserved_outputs
-from llmcli.runtime.binding.shift_support import can_shift
 from llmcli.runtime.interrupt import on_interrupt
 
 

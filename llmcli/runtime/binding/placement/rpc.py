@@ -14,14 +14,14 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
-from llmcli.runtime.binding.devices import (
+from llmcli.runtime.binding.library import ggml, is_loaded, registry_lock
+from llmcli.runtime.binding.placement.devices import (
     GPU_KINDS,
     HOST_DEVICE,
     find_device,
     list_devices,
     rpc_devices,
 )
-from llmcli.runtime.binding.library import ggml, is_loaded, registry_lock
 from quant.installation import install_llama_command
 
 MAX_WORKERS = contract.HEADER_NUMBERS["GGML_RPC_MAX_SERVERS"]

@@ -5,7 +5,7 @@ expects. The format has no version, so another build may change it.
 import logging
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.kv_state import sequence_state
 from llmcli.runtime.binding.kv_state.state_slicing import extract_sequence, transpose_values
 from llmcli.runtime.binding.rows.batch import BatchRows

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
 from llmcli.runtime.binding.kv_state import sequence_state
 from llmcli.runtime.binding.kv_state.positions import (

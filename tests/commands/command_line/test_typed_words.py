@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llmcli.commands.typed_words import nearest_names
+from llmcli.commands.command_line.typed_words import nearest_names
 from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]

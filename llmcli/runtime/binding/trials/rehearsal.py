@@ -16,7 +16,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contract import set_fields
 from llmcli.runtime.binding.library import last_log_lines, lib, registry_lock, reset_log
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.binding.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST
 
 MAX_CTX, MICRO_BATCH = 8192, 512  # the largest context and the micro-batch of a run by default
 SEQUENCES = (1, 4)  # numbers of sequences: those of `run`, and those of `serve` by default

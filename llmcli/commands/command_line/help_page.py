@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmcli.commands.panels import GENERAL, PANEL_ORDER
+from llmcli.commands.command_line.panels import GENERAL, PANEL_ORDER
 from llmcli.word_wrap import text_columns, wrap_text
 
 MAX_COLUMNS, MIN_COLUMNS = 100, 24

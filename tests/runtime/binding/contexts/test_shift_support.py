@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.context import Context
-from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.kv_state.positions import window_survives_shift
 from llmcli.runtime.binding.kv_state.shared_cells import SharedCells
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from tests.quant import tiny_gguf
 
