@@ -348,13 +348,13 @@ MIXED = [
 ]
 
 
-def answer_all(threads: int | None, monkeypatch) -> list[list]:
+def answer_all(threads: int | None, monkeypatch, abort_at: int = -1) -> list[list]:
     """Return the tokens, texts and log-probabilities of all answers. `threads`: None draws row by
-    row.
+    row. `abort_at`: the number of a pass that is aborted.
     """
     generator = np.random.default_rng(7)
     noise = [make_logits(generator) for _ in range(64)]
-    context = FakeContext(n_ctx=1024, n_seq_max=8)
+    context = FakeContext(n_ctx=1024, n_seq_max=8, abort_at=abort_at)
     monkeypatch.setattr(
         context, "_logits", lambda tokens: noise[(sum(tokens) + len(tokens)) % 64].copy()
     )
@@ -387,6 +387,11 @@ def test_answers_are_the_same_with_draws_made_together(kernel, monkeypatch):
     serial = answer_all(None, monkeypatch)
     assert answer_all(3, monkeypatch) == serial
     assert max(map(len, serial)) > 15
+
+
+def test_draws_prepared_for_an_aborted_pass_are_prepared_again(kernel, monkeypatch):
+    """Their samplers have not drawn, so that the answers stay the same."""
+    assert answer_all(3, monkeypatch, abort_at=6) == answer_all(None, monkeypatch)
 
 
 def test_a_plan_that_no_other_joins_is_not_made_twice(monkeypatch):
