@@ -200,6 +200,11 @@ ROTARY_ARCHS = ARCHS_WITH_ONE_HEAD_SIZE | {
     "ernie4_5",
     "hunyuan-dense",
 }
+# Architectures with Mamba-2 layers whose loaders accept a convolution without a bias. The graph adds
+# the bias of every convolution (models/mamba-base.cpp).
+ARCHS_WITH_CONVOLUTION_BIAS = frozenset(
+    {"falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe"}
+)
 # Tokenizers without a default BOS (or EOS). llama.cpp fails an assertion if the file says that a
 # BOS is added to texts but has no id for it.
 TOKENIZERS_WITHOUT_BOS = frozenset({"t5", "rwkv", "gemma4"})
@@ -243,6 +248,7 @@ def check_loadable(header: "ModelHeader") -> None:
         *_expert_problems(header),
         *_setting_problems(header),
         *_type_problems(header),
+        *_convolution_problems(header),
         *_vocabulary_problems(header),
     ]
     if problems:
@@ -439,6 +445,17 @@ def _type_problems(header: "ModelHeader") -> Iterator[str]:
         )
         if is_unsupported and not any(name in tensor.name for name in INTEGER_TENSORS):
             yield f"tensor {tensor.name} is stored as {tensor.type}"
+
+
+def _convolution_problems(header: "ModelHeader") -> Iterator[str]:
+    """Yield the biases of convolutions that are missing, although the graph adds them."""
+    if header.architecture not in ARCHS_WITH_CONVOLUTION_BIAS:
+        return
+    names = {tensor.name for tensor in header.tensors}
+    for tensor in header.tensors:
+        bias = tensor.name.removesuffix("weight") + "bias"
+        if tensor.name.endswith(".ssm_conv1d.weight") and bias not in names:
+            yield f"tensor {bias} is missing"
 
 
 def _expert_problems(header: "ModelHeader") -> Iterator[str]:

@@ -15,7 +15,11 @@ import pytest
 from quant.errors import UserError
 from quant.gguf.header import GgufArray
 from quant.model_file import load_checks, read_header
-from quant.model_file.load_checks import ARCHS_WITH_ONE_HEAD_SIZE, ARCHS_WITH_ONE_KEY_SIZE
+from quant.model_file.load_checks import (
+    ARCHS_WITH_CONVOLUTION_BIAS,
+    ARCHS_WITH_ONE_HEAD_SIZE,
+    ARCHS_WITH_ONE_KEY_SIZE,
+)
 from tests.quant import tiny_gguf
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "fuzz"))
@@ -336,6 +340,26 @@ def test_gpt_oss_heads_of_several_sizes_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="its heads have several sizes"):
         load_checks.check_loadable(read_header.read_header(file))
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHS_WITH_CONVOLUTION_BIAS))
+def test_convolutions_without_a_bias_that_the_graph_adds_are_refused(
+    arch: str, tmp_path: Path
+) -> None:
+    from quant.gguf.layout import encode_entry, lay_out_file
+
+    kind, file = ("general.architecture", encode_entry("string", arch)), tmp_path / "x.gguf"
+    names = [f"blk.{layer}.ssm_conv1d.{part}" for layer in range(5) for part in ("weight", "bias")]
+    for tensors in (names, [name for name in names if name.endswith("weight")]):
+        plan = lay_out_file([kind], [(name, (8,), "F32") for name in tensors], 32)
+        file.write_bytes(plan.header.ljust(plan.nbytes, b"\0"))
+        if tensors is names:
+            load_checks.check_loadable(read_header.read_header(file))
+    with pytest.raises(
+        UserError, match=r"crash llama.cpp: tensor blk.0.ssm_conv1d.bias is missing.*and 2 more"
+    ) as caught:
+        load_checks.check_loadable(read_header.read_header(file))
+    assert "\n" not in str(caught.value)
 
 
 HEAD = {"embedding_length": 256, "attention.head_count": 8}
