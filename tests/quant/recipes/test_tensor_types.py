@@ -74,7 +74,7 @@ def test_every_file_type_equals_llama_cpp(name, kind, models, tmp_path) -> None:
 @pytest.mark.parametrize("kind", file_types.OWN_FILE_TYPES)
 @pytest.mark.parametrize("name", ["untied", "tied"])
 def test_file_types_that_llama_cpp_lacks_have_its_bytes(name, kind, models, tmp_path) -> None:
-    """llama-quantize makes the same tensors if it is told the type of each."""
+    """llama-quantize gets the type of each tensor by its own options, and makes the same tensors."""
     source, ours, theirs = models(name), tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
     settings = Settings(
         head="Q6_K",
