@@ -217,7 +217,7 @@ def _read_state(
             raise ValueError
         if type(state.nested_block) is not int:
             raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise make_input_error(
             settings, f"{tensor.name} is not the description of a matrix", hint=REFETCH_HINT
         ) from None

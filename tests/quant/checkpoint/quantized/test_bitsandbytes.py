@@ -139,6 +139,7 @@ STATE = "a.weight.quant_state.bitsandbytes__nf4"
         ({STATE: state_text(shape=[24, 92])}, "do not fit the 24 x 92 values"),
         ({STATE: state_text(blocksize=0)}, "is not the description"),
         ({STATE: state_text(nested_offset="x")}, "is not the description"),
+        ({STATE: state_text(nested_offset=10**400)}, "is not the description"),
         ({STATE.replace("nf4", "af4"): np.ones(2, np.uint8)}, "af4 is not supported"),
     ],
 )
