@@ -203,13 +203,18 @@ def make_computed_tensor(
         with np.errstate(all="ignore"):
             values = np.ascontiguousarray(rows(first, last), np.float32)
         if not np.isfinite(values).all():
-            raise DamagedSourceError(
-                f"tensor {name} contains NaN or infinite values",
-                hint="the source is damaged: fetch it again",
-            )
+            raise make_nan_error(name)
         return values.view(np.uint8)
 
     return LazyTensor(name, shape, "F32", template.file, read)
+
+
+def make_nan_error(name: str) -> DamagedSourceError:
+    """Return the error that the tensor `name` contains NaN or infinite values."""
+    return DamagedSourceError(
+        f"tensor {name} contains NaN or infinite values",
+        hint="the source is damaged: fetch it again",
+    )
 
 
 def make_input_error(

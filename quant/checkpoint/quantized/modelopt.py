@@ -1,9 +1,9 @@
 """Checkpoints of NVIDIA's ModelOpt: FP8, NVFP4 and MXFP4, also mixed in one checkpoint.
 
 Each weight is decoded by the way it is stored (modelopt/torch/export/quant_utils.py): 8-bit floats
-with NAME_scale are FP8 or MXFP8; bytes of codes with NAME_scale in E4M3 and NAME_scale_2 are NVFP4; bytes of
-codes with bytes of exponents are MXFP4. Layers that the settings exclude are floats. Scales of
-activations and of the KV cache are left out.
+with NAME_scale are FP8 or MXFP8; bytes of codes with NAME_scale in E4M3 and NAME_scale_2 are NVFP4;
+bytes of codes with bytes of exponents are MXFP4. Layers that the settings exclude are floats.
+Scales of activations and of the KV cache are left out.
 """
 
 from quant.checkpoint.config import CheckpointConfig
@@ -37,7 +37,7 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     result = dict(tensors)
     for name, tensor in tensors.items():
         scale = tensors.get(f"{name}_scale")
-        if tensor.dtype != "U8" or scale is None:
+        if scale is None:
             continue
         if nvfp4.is_pair(tensor, scale):
             tensor_scale = result.pop(f"{name}_scale_2", None)

@@ -5,17 +5,16 @@ to ggml's MXFP4 blocks.
 values, the first in its low half. A ggml block begins with the scale byte, and each of the
 following 16 bytes contains the codes of values i and i + 16. Only bits are moved; no value changes.
 
-The pairs of tensors have other names in each tool: NAME_blocks and NAME_scales in checkpoints with
-quant_method mxfp4 (gpt-oss; other models can have such pairs, too), NAME_packed and NAME_scale of
-compressed-tensors, NAME and NAME_scale of ModelOpt and Quark.
+Each tool names the two tensors differently: NAME_blocks and NAME_scales in checkpoints with
+quant_method mxfp4 (such as gpt-oss), NAME_packed and NAME_scale in compressed-tensors, NAME and
+NAME_scale in ModelOpt and Quark.
 """
 
 from typing import TYPE_CHECKING
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.checkpoint.quantized.base import QuantizedInput
+from quant.checkpoint.quantized.base import QuantizedInput, make_nan_error
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.errors import UserError
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
@@ -39,48 +38,38 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     for name, codes in tensors.items():
         weight_name = name.removesuffix(BLOCKS_ENDING)
         scales = tensors.get(weight_name + SCALES_ENDING)
-        if weight_name not in tensors and scales is not None and _shapes_match(codes, scales):
+        if weight_name not in tensors and scales is not None and is_pair(codes, scales):
             del result[codes.name], result[scales.name]
             result[weight_name] = make_mxfp4_tensor(weight_name, codes, scales)
     return result
 
 
 def is_pair(codes: LazyTensor, scales: LazyTensor) -> bool:
-    """Return whether two tensors are codes `[..., rows, 16 * b]` and their scales `[..., rows,
-    b]`.
+    """Return whether two tensors are codes of MXFP4 `[..., rows, b, 16]` or `[..., rows, 16 * b]`,
+    and their scales `[..., rows, b]`.
     """
+    *lead, blocks = scales.shape
     return (
         codes.dtype == "U8"
         and scales.dtype in ("U8", "F8_E8M0")
-        and len(scales.shape) > 1
-        and codes.shape == (*scales.shape[:-1], scales.shape[-1] * CODE_BYTES)
-    )
-
-
-def _shapes_match(codes: LazyTensor, scales: LazyTensor) -> bool:
-    return (
-        codes.dtype == scales.dtype == "U8"
-        and codes.shape == (*scales.shape, CODE_BYTES)
-        and len(scales.shape) > 1
+        and len(lead) > 0
+        and codes.shape in ((*scales.shape, CODE_BYTES), (*lead, blocks * CODE_BYTES))
     )
 
 
 def make_mxfp4_tensor(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """Return one MXFP4 tensor of shape [..., rows, 32 * b], made from codes `[..., rows, b, 16]` or
-    `[..., rows, 16 * b]` and scales `[..., rows, b]`.
+    """Return one MXFP4 tensor of shape [..., rows, 32 * b], made from the codes and scales of a
+    pair (see is_pair).
 
-    Reading its rows raises UserError if a scale makes NaN or infinite values.
+    Reading its rows raises DamagedSourceError if a scale makes NaN or infinite values.
     """
     count = scales.shape[-1]
-    spans = count if codes.shape[-1] == CODE_BYTES and codes.shape[:-1] == scales.shape else 1
+    spans = count if codes.shape[:-1] == scales.shape else 1
 
     def read(first: int, last: int) -> "U8":
         scale_bytes = scales.read(first, last)
         if (scale_bytes > MAX_SCALE_BYTE).any():
-            raise UserError(
-                f"tensor {scales.name} contains NaN or infinite values",
-                hint="it is damaged: fetch it again",
-            )
+            raise make_nan_error(scales.name)
         return pack_ggml_rows(codes.read(first * spans, last * spans), scale_bytes)
 
     shape = (*scales.shape[:-1], count * BLOCK_VALUES)

@@ -31,7 +31,7 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     result = dict(tensors)
     for name, tensor in tensors.items():
         scale = tensors.get(f"{name}_scale")
-        if tensor.dtype == "U8" and scale is not None and mxfp4.is_pair(tensor, scale):
+        if scale is not None and mxfp4.is_pair(tensor, scale):
             result[name] = mxfp4.make_mxfp4_tensor(name, tensor, scale)
             del result[scale.name]
     return fp8.restore(settings, result)

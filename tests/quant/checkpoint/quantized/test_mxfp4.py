@@ -13,7 +13,7 @@ from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.quantized import mxfp4
 from quant.checkpoint.safetensors import LazyTensor
 from quant.convert import checkpoint_source
-from quant.errors import UserError
+from quant.errors import DamagedSourceError, UserError
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
 from quant.quantize import write
@@ -90,7 +90,7 @@ def test_nan_or_overflowing_scale_is_refused_by_name(scale: int) -> None:
         "x", lazy_tensor("x_blocks", codes), lazy_tensor("layer.x_scales", scales)
     )
     assert tensor.read(0, 1).size
-    with pytest.raises(UserError, match=r"layer\.x_scales contains NaN or infinite"):
+    with pytest.raises(DamagedSourceError, match=r"layer\.x_scales contains NaN or infinite"):
         tensor.read(0, 2)
 
 
