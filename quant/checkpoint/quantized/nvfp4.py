@@ -52,14 +52,20 @@ def make_float_tensor(
     """Return the values of an NVFP4 weight as one F32 tensor `[..., rows, columns]`, computed when
     it is read.
 
-    `tensor_scale` is one number for the tensor, or one for each matrix of a stack; without it the
-    scale is 1. `is_reciprocal` means that the other scales are divided by it. Raises UserError if
+    `tensor_scale` is one number for the tensor, or one for each matrix of a stack. With
+    `is_reciprocal`, the other scales are divided by it. Raises UserError if it is missing (None) or
     its shape does not fit.
     """
+    if tensor_scale is None:
+        raise make_input_error(
+            settings, f"{codes.name} is NVFP4 without the scale of the tensor", hint=REFETCH_HINT
+        )
     lead = scales.shape[:-2]
-    if tensor_scale is not None and (
-        tensor_scale.dtype not in ("F32", "F16", "BF16")
-        or tensor_scale.shape not in ((1,), lead, (*lead, 1), (*lead, 1, 1))
+    if tensor_scale.dtype not in ("F32", "F16", "BF16") or tensor_scale.shape not in (
+        (1,),
+        lead,
+        (*lead, 1),
+        (*lead, 1, 1),
     ):
         raise make_input_error(
             settings,
@@ -73,14 +79,12 @@ def make_float_tensor(
         import numpy as np
 
         row_scales = decode_values(scales.read(first, last), scales.dtype)  # [rows, groups]
-        if tensor_scale is not None:
-            factors = read_all(tensor_scale).astype(np.float32).reshape(-1)
-            factors = factors[np.arange(first, last) // height % len(factors)][:, None]
-            row_scales = row_scales / factors if is_reciprocal else row_scales * factors
+        factors = read_all(tensor_scale).reshape(-1)
+        factors = factors[np.arange(first, last) // height % len(factors)][:, None]
+        row_scales = row_scales / factors if is_reciprocal else row_scales * factors
         values = _pair_values()[codes.read(first, last)]
-        values = values.reshape(last - first, -1, GROUP_VALUES) * row_scales[..., None]
-        result: F32 = values.reshape(last - first, -1)
-        return result
+        result: F32 = values.reshape(last - first, -1, GROUP_VALUES) * row_scales[..., None]
+        return result.reshape(last - first, -1)
 
     shape = (*codes.shape[:-1], codes.shape[-1] * 2)
     return make_computed_tensor(name, codes, shape, read)

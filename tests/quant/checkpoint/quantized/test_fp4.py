@@ -191,11 +191,15 @@ def test_unsupported_settings_are_refused(settings: dict[str, Any], message: str
         restore(settings, Stored({}))
 
 
-def test_a_scale_that_does_not_fit_is_refused() -> None:
+def test_a_scale_that_is_missing_or_does_not_fit_is_refused() -> None:
     codes, scales, _, _ = random_nvfp4(24, 96, divide=False)
     arrays = {"a.weight": codes, "a.weight_scale": ("F8_E4M3", scales)}
     with pytest.raises(UserError, match=r"a.weight_scale_2 is F32 \[3\], not a scale of a.weight"):
         restore(MODELOPT, Stored(arrays | {"a.weight_scale_2": np.ones(3, np.float32)}))
+    for settings, name in ((MODELOPT, "a.weight"), (COMPRESSED, "a.weight_packed")):
+        stored = Stored({name: codes, "a.weight_scale": ("F8_E4M3", scales)})
+        with pytest.raises(UserError, match=f"{name} is NVFP4 without the scale of the tensor"):
+            restore(settings, stored)
     # codes without scales of their size stay, and the converter reports them
     for wrong in (scales[:, :5], scales[:12]):
         stored = Stored(arrays | {"a.weight_scale": ("F8_E4M3", wrong)})
