@@ -5,6 +5,7 @@ scale. Scales of activations are left out, because llama.cpp computes nothing in
 """
 
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from quant.checkpoint.config import CheckpointConfig
@@ -13,9 +14,9 @@ from quant.checkpoint.quantized.base import (
     decode_values,
     make_computed_tensor,
     make_input_error,
-    read_all,
+    read_span,
 )
-from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.checkpoint.safetensors import DTYPE_BYTES, LazyTensor, Tensors
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -80,21 +81,30 @@ def scale_tensor(
     Raises UserError if the shapes do not fit.
     """
     exponents = (*tensor.shape[:-1], -(-tensor.shape[-1] // MX_GROUP))
-    if tensor.dtype in FLOAT8_DTYPES and (scale.dtype, scale.shape) == ("U8", exponents):
+    if (
+        tensor.dtype in FLOAT8_DTYPES
+        and scale.dtype in ("U8", "F8_E8M0")
+        and scale.shape == exponents
+    ):
         scale, block = replace(scale, dtype="F8_E8M0"), [1, MX_GROUP]
     height, width = _block(settings, tensor, scale, block)
     rows, columns = tensor.shape[-2:] if len(tensor.shape) > 1 else (1, tensor.shape[-1])
     down, across = -(-rows // height), -(-columns // width)
+    matrices = prod(scale.shape) // (down * across)  # matrices with a scale: all, or one for all
 
     def read(first: int, last: int) -> "F32":
         import numpy as np
 
         row = np.arange(first, last)
+        block_row = row // rows % matrices * down + row % rows // height
+        start, stop = int(block_row.min()), int(block_row.max()) + 1
 
-        # Repeats one value for each block to [rows, columns].
+        # Reads one value for each block of the rows, and repeats it to [rows, columns].
         def expand(tensor: LazyTensor) -> "F32":
-            blocks = read_all(tensor).astype(np.float32).reshape(-1, down, across)
-            selected = blocks[row // rows % len(blocks), row % rows // height]
+            nbytes = across * DTYPE_BYTES[tensor.dtype]
+            stored = read_span(tensor, start * nbytes, stop * nbytes).reshape(-1, nbytes)
+            blocks = decode_values(stored, tensor.dtype).astype(np.float32, copy=False)
+            selected = blocks[block_row - start]
             expanded: F32 = (
                 selected if across == 1 else np.repeat(selected, width, axis=1)[:, :columns]
             )

@@ -1,12 +1,14 @@
 """NVFP4, MXFP4 and MXFP8 weights of each tool that writes them have known values."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from quant.checkpoint import tensor_views
 from quant.checkpoint.quantized.base import float8_values
 from quant.convert import checkpoint_source
 from quant.errors import DamagedSourceError, UserError
@@ -150,17 +152,37 @@ def test_mxfp4_becomes_blocks_of_ggml(
     "settings",
     [MODELOPT | {"quant_algo": "MXFP8"}, COMPRESSED | {"format": "mxfp8-quantized"}],
 )
-def test_mxfp8_is_widened(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("dtype", ["U8", "F8_E8M0"])
+def test_mxfp8_is_widened(settings: dict[str, Any], dtype: str) -> None:
     random = np.random.default_rng(0)
     codes = random.integers(0, 127, (6, 80)).astype(np.uint8)
     exponents = random.integers(100, 140, (6, 3)).astype(np.uint8)
-    stored = Stored({"a.weight": ("F8_E4M3", codes), "a.weight_scale": exponents})
+    stored = Stored({"a.weight": ("F8_E4M3", codes), "a.weight_scale": (dtype, exponents)})
     expected = np.zeros((6, 80), np.float32)
     for i, j in np.ndindex(6, 80):
         expected[i, j] = float8_values("F8_E4M3")[codes[i, j]] * 2.0 ** (
             int(exponents[i, j // 32]) - 127
         )
     assert np.array_equal(floats(restore(settings, stored)["a.weight"], 4), expected)
+
+
+def test_rows_are_read_with_their_own_scales_only() -> None:
+    codes, spans = np.full((3, 8, 64), 0x40, np.uint8), []
+    exponents = np.arange(100, 148).astype(np.uint8).reshape(3, 8, 2)
+    stored = Stored({"a.weight": ("F8_E4M3", codes), "a.weight_scale": exponents})
+    scale = stored.tensors["a.weight_scale"]
+
+    def read(first: int, last: int) -> np.ndarray:
+        spans.append((first, last))
+        return scale.read(first, last)
+
+    stored.tensors["a.weight_scale"] = replace(scale, read=read)
+    weight = restore(MODELOPT | {"quant_algo": "MXFP8"}, stored)["a.weight"]
+    values = tensor_views.read_floats(weight, 5, 9)
+    assert spans == [(5, 9)]
+    assert np.array_equal(
+        values[:, ::32], np.ldexp(2.0, exponents.reshape(24, 2)[5:9].astype(int) - 127)
+    )
 
 
 def test_mxfp4_stacks_of_any_model_become_blocks_of_ggml() -> None:
