@@ -1,9 +1,9 @@
-"""Byte-level BPE whose vocabulary has pieces of bytes by rank instead of merges, as tiktoken and
-Tekken have it, as the content of a tokenizer.json.
+"""Converts a byte-level BPE that has a rank for each piece of bytes, but no merges, to the content
+of a tokenizer.json. tiktoken and Tekken store such vocabularies.
 
-tiktoken joins the two neighbors that make the piece with the lowest rank, and takes a word that is
-a piece as it is. The merges that do the same are all pairs of pieces that make a piece, in the
-order of that piece's rank (TikTokenConverter of transformers).
+tiktoken joins the two neighbors that make the piece with the lowest rank, and does not split a word
+that is a piece. The merges that do the same are all pairs of pieces that make a piece, in the order
+of that piece's rank (TikTokenConverter of transformers).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,14 @@ from quant.tokenizer.sentencepiece_model import MAX_PIECES
 
 MAX_PIECE_BYTES = 1024
 Json = dict[str, Any]
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-# The characters that stand for bytes in byte-level vocabularies.
-CHAR_BY_BYTE = {byte: chr(byte) for byte in _PRINTABLE} | {
-    byte: chr(256 + index) for index, byte in enumerate(_OTHERS)
+# The characters that stand for bytes in byte-level vocabularies: printable bytes stand for
+# themselves, all others get characters from U+0100 on.
+PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
+CHAR_BY_BYTE = {byte: chr(byte) for byte in PRINTABLE_BYTES} | {
+    byte: chr(256 + index)
+    for index, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE_BYTES)
 }
+BYTE_BY_CHAR = {char: byte for byte, char in CHAR_BY_BYTE.items()}
 
 
 def spell_bytes(piece: bytes) -> str:
@@ -42,7 +44,12 @@ def check_pieces(pieces: Sequence[bytes], location: str) -> None:
     elif not {bytes([byte]) for byte in range(256)} <= set(pieces):
         problem = "does not have a piece for every byte"
     if problem:
-        raise UserError(f"{location} {problem}", hint="fetch the file again")
+        raise make_damage_error(location, problem)
+
+
+def make_damage_error(location: str, problem: str) -> UserError:
+    """Return the error that the file `location` is damaged. `problem` says what is wrong."""
+    return UserError(f"{location} {problem}", hint="fetch the file again")
 
 
 def find_merges(pieces: Sequence[bytes]) -> list[tuple[bytes, bytes]]:

@@ -1,15 +1,13 @@
-"""Reads Mistral's tekken.json: the expression that splits text, pieces of bytes by rank, and special
-tokens in the first rows.
+"""Reads Mistral's tekken.json: the expression that splits text, the pieces of bytes by rank, and
+the special tokens, which have the first rows.
 
 Follows Tekkenizer of mistral-common and MistralVocab of the gguf package.
 """
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from quant.errors import UserError
 from quant.tokenizer import byte_ranks
 from quant.tokenizer.sentencepiece_model import MAX_PIECES
 
@@ -71,10 +69,12 @@ def read_tekken(values: Json, location: str) -> dict[str, Any]:
         for name in ("default_vocab_size", "default_num_special_tokens")
     )
     if not isinstance(pattern, str) or special_count >= size:
-        raise _damaged(location, "has no pattern, or no rows for pieces")
+        raise byte_ranks.make_damage_error(location, "has no pattern, or no rows for pieces")
     listed = values.get("vocab")
     if not isinstance(listed, list) or len(listed) < size - special_count:
-        raise _damaged(location, f"has fewer than {size - special_count:,} pieces")
+        raise byte_ranks.make_damage_error(
+            location, f"has fewer than {size - special_count:,} pieces"
+        )
     pieces = [
         _piece(item, rank, location) for rank, item in enumerate(listed[: size - special_count])
     ]
@@ -92,7 +92,7 @@ def _count(settings: Json, name: str, location: str) -> int:
     """Return a positive number of the settings."""
     value = settings.get(name)
     if type(value) is not int or not 0 < value <= MAX_PIECES:
-        raise _damaged(location, f"has no valid {name}")
+        raise byte_ranks.make_damage_error(location, f"has no valid {name}")
     return value
 
 
@@ -102,8 +102,8 @@ def _piece(item: Any, rank: int, location: str) -> bytes:
         if item["rank"] != rank:
             raise ValueError
         return base64.b64decode(item["token_bytes"], validate=True)
-    except (TypeError, KeyError, ValueError, binascii.Error):
-        raise _damaged(location, f"has no valid piece of rank {rank}") from None
+    except (TypeError, KeyError, ValueError):
+        raise byte_ranks.make_damage_error(location, f"has no valid piece of rank {rank}") from None
 
 
 def _specials(values: Json, count: int, location: str) -> dict[int, str]:
@@ -120,13 +120,10 @@ def _specials(values: Json, count: int, location: str) -> dict[int, str]:
                 case {"rank": int(rank), "token_str": str(text)} if 0 <= rank < count and text:
                     special[rank] = text
                 case _:
-                    raise _damaged(location, "has a special token without a rank or a text")
+                    raise byte_ranks.make_damage_error(
+                        location, "has a special token without a rank or a text"
+                    )
     special = {row: special.get(row, f"<SPECIAL_{row}>") for row in range(count)}
     if len(set(special.values())) < count:
-        raise _damaged(location, "has the same special token twice")
+        raise byte_ranks.make_damage_error(location, "has the same special token twice")
     return special
-
-
-def _damaged(location: str, reason: str) -> UserError:
-    """Return the error for a damaged file."""
-    return UserError(f"{location} {reason}", hint="fetch the file again")

@@ -1,12 +1,11 @@
-"""Reads tiktoken.model: a line with a piece in base64 and its rank for each row. Special tokens are
-in tokenizer_config.json, and the expression that splits text is part of the model's code.
+"""Reads tiktoken.model. Each line has a piece of bytes in base64 and its rank, which is its row.
 
-The code is not run: the expression is known by the name of the tokenizer's class. Follows
-set_vocab of DeepseekV2Model of llama.cpp (conversion/deepseek.py) for Kimi K2.
+The special tokens are in tokenizer_config.json. The expression that splits text is part of the
+model's code, which is not run: PATTERNS has the expression by the name of the tokenizer's class.
+Follows set_vocab of DeepseekV2Model of llama.cpp (conversion/deepseek.py) for Kimi K2.
 """
 
 import base64
-import binascii
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,9 @@ def read_pieces(file: Path) -> list[bytes]:
     """
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise _damaged(file, f"is larger than {MAX_FILE_BYTES:,} bytes")
+            raise byte_ranks.make_damage_error(
+                str(file), f"is larger than {MAX_FILE_BYTES:,} bytes"
+            )
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error}", hint="fetch the file again") from None
@@ -63,15 +64,12 @@ def read_pieces(file: Path) -> list[bytes]:
             if len(rank) > 9 or int(rank) in by_rank:
                 raise ValueError
             by_rank[int(rank)] = base64.b64decode(text, validate=True)
-        except (ValueError, binascii.Error):
-            raise _damaged(file, f"has no piece and rank in line {number}") from None
+        except ValueError:
+            raise byte_ranks.make_damage_error(
+                str(file), f"has no piece and rank in line {number}"
+            ) from None
     if sorted(by_rank) != list(range(len(by_rank))):
-        raise _damaged(file, "does not have every rank once")
+        raise byte_ranks.make_damage_error(str(file), "does not have every rank once")
     pieces = [by_rank[rank] for rank in range(len(by_rank))]
     byte_ranks.check_pieces(pieces, str(file))
     return pieces
-
-
-def _damaged(file: Path, reason: str) -> UserError:
-    """Return the error for a damaged file."""
-    return UserError(f"{file} {reason}", hint="fetch the file again")

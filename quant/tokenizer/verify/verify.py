@@ -17,6 +17,7 @@ from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.header import MetadataValue
 from quant.source.source import RECORD_PREFIX
+from quant.tokenizer.byte_ranks import BYTE_BY_CHAR
 from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
 from quant.tokenizer.verify.known_differences import KnownDifferences
@@ -30,13 +31,6 @@ SAMPLE_WORDS = 3000  # number of the vocabulary's words that are compared, unles
 MAX_WORD_CHARS = 1024  # longer words are not compared
 # Limits of the strings with accepted differences that a file records.
 MAX_RECORDED_TEXTS, MAX_RECORDED_CHARS = 20, 100
-# The characters that stand for bytes in byte-level vocabularies: printable bytes stand for
-# themselves, all others get characters from U+0100 on.
-PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
-BYTE_BY_CHAR = {chr(byte): byte for byte in PRINTABLE_BYTES} | {
-    chr(256 + index): byte
-    for index, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE_BYTES)
-}
 
 
 class LlamaCppTokenizer(Protocol):

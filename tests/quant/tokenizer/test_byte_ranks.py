@@ -19,9 +19,9 @@ from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from quant.model_file import read_header
 from quant.tokenizer import byte_ranks, tekken, tiktoken, vocabulary
+from quant.tokenizer.byte_ranks import BYTE_BY_CHAR
 from quant.tokenizer.pre_tokenizer import KIMI, TEKKEN, build_node
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
-from quant.tokenizer.verify.verify import BYTE_BY_CHAR
 from tests.quant import vocabularies
 
 SPECIALS = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
