@@ -29,6 +29,18 @@ def flatten_sequence(node: Any, key: str) -> list[Any]:
     return steps
 
 
+def name_step(node: Any) -> str:
+    """Return the name of a node for an error message, with its pattern if it has one."""
+    if not isinstance(node, dict):
+        return repr(node)[:60]
+    pattern = node.get("pattern")
+    return (
+        f"{node.get('type')!s} {pattern}"[:80]
+        if pattern is not None
+        else f"{node.get('type')!s}"[:60]
+    )
+
+
 def prepends_space(metaspace: dict[str, Any]) -> bool:
     """Return whether a Metaspace node adds a space in front of a text. The setting has an older
     form (add_prefix_space) and a newer one (prepend_scheme). If both are missing, a space is added.

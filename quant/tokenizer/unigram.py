@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from quant.errors import UserError
 from quant.tokenizer import charsmap
 from quant.tokenizer.charsmap import Charsmap
-from quant.tokenizer.json_nodes import flatten_sequence, prepends_space
+from quant.tokenizer.json_nodes import flatten_sequence, name_step, prepends_space
 from quant.tokenizer.sentencepiece_model import NORMAL, UNKNOWN, UNUSED, SentencePieceModel
 from quant.tokenizer.token_table import SPACE_MARK, UNUSED_SCORE, VocabularyToken
 
@@ -254,7 +254,7 @@ def _read_normalization(tokenizer: Json, location: str) -> UnigramNormalization:
                 add_prefix = add_prefix or prepends_space(step)
                 split_words = split_words or step.get("split") is not False
             case _:
-                raise _unsupported(location, f"splits text by {_step_name(step)}")
+                raise _unsupported(location, f"splits text by {name_step(step)}")
     for is_used, reason in (
         (not escapes_spaces, "leaves spaces as they are (it has no Metaspace)"),
         (strips_ends and not merge_runs, "removes spaces at the ends of a text (Strip)"),
@@ -299,7 +299,7 @@ class _Rules:
             case {"type": str(name)} if name in STEPS_BY_NAME:
                 self.steps.append(STEPS_BY_NAME[name])
             case _:
-                raise _unsupported(self.location, f"changes text by {_step_name(node)}")
+                raise _unsupported(self.location, f"changes text by {name_step(node)}")
 
     def add_whitespace_step(self) -> None:
         """Add a step that replaces every whitespace character by a space, for tokenizers that split
@@ -333,18 +333,6 @@ class _Rules:
             if later_rules.steps
             else self.compiled
         )
-
-
-def _step_name(node: Any) -> str:
-    """Return the name of a node of tokenizer.json for an error, with its pattern if it has one."""
-    if not isinstance(node, dict):
-        return repr(node)[:60]
-    pattern = node.get("pattern")
-    return (
-        f"{node.get('type')!s} {pattern}"[:80]
-        if pattern is not None
-        else f"{node.get('type')!s}"[:60]
-    )
 
 
 def _parse_charsmap(data: bytes, location: str) -> Charsmap:

@@ -35,8 +35,8 @@ from quant.tokenizer.sentencepiece_model import (
 from quant.tokenizer.token_table import AddedToken, VocabularyToken
 
 MODELS_WITHOUT_SCORES = ("gpt2", wordpiece.TOKENIZER_MODEL)
-# llama.cpp's kind of a SentencePiece BPE whose merges are ordered by pairs, as in Gemma 4. It always
-# adds a BOS.
+# llama.cpp's kind of a SentencePiece BPE whose merges are ordered by pairs, as in Gemma 4. With it,
+# a BOS is added to every text.
 PAIR_BPE_MODEL = "gemma4"
 PAIR_BPE_SCORE = -1000.0  # llama.cpp's converter writes it; it is not used
 # Special tokens of Gemma 4 that an answer contains, so that a chat parser can read them
@@ -85,9 +85,9 @@ ExtraEntries = list[tuple[str, str, Any]]
 @dataclass(frozen=True, slots=True)
 class ParsedTokenizer:
     """A parsed tokenizer. `model_name` is llama.cpp's name for the kind of tokenizer ("llama",
-    "gpt2", "t5", "bert"). `tokens` are its tokens by row. `entries` are the metadata that only this kind
-    has, as (key, type, value). `unknown_row` is the row of the unknown token, None if the kind has
-    none.
+    "gpt2", "t5", "bert"). `tokens` are its tokens by row. `entries` are the metadata that only this
+    kind has, as (key, type, value). `unknown_row` is the row of the unknown token, None if the kind
+    has none.
     """
 
     model_name: str
@@ -211,7 +211,9 @@ def _parse(files: TokenizerFiles) -> ParsedTokenizer:
             )
         case {"type": "WordPiece"}:
             location = str(files.folder / "tokenizer.json")
-            pieces, unknown = wordpiece.read_pieces(files.tokenizer, location)
+            pieces, unknown = wordpiece.convert_pieces(
+                _piece_ids(files), files.tokenizer["model"], location
+            )
             entries = wordpiece.normalization_entries(files.tokenizer, location)
             return ParsedTokenizer(wordpiece.TOKENIZER_MODEL, pieces, entries, unknown)
     raise _unsupported_model_error(files.folder, model)
@@ -392,8 +394,10 @@ def _piece_ids(files: TokenizerFiles) -> dict[str, int]:
     """Return the ids of the model's pieces by text. Raises UserError if an id is not a valid
     number.
     """
-    words: dict[str, int] = files.tokenizer["model"]["vocab"]
-    if not all(type(index) is int and index >= 0 for index in words.values()):
+    words: dict[str, int] = files.tokenizer["model"].get("vocab")
+    if not isinstance(words, dict) or not all(
+        type(index) is int and index >= 0 for index in words.values()
+    ):
         raise UserError(
             f"{files.folder / 'tokenizer.json'} has ids that are not valid numbers",
             hint="fetch the file again",

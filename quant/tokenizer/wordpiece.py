@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quant.errors import UserError
-from quant.tokenizer.json_nodes import flatten_sequence
+from quant.tokenizer.json_nodes import flatten_sequence, name_step
 from quant.tokenizer.sentencepiece_model import CONTROL, NORMAL
 from quant.tokenizer.token_table import SPACE_MARK, VocabularyToken
 
@@ -21,25 +21,23 @@ Json = Mapping[str, Any]
 Entries = list[tuple[str, str, Any]]
 
 
-def read_pieces(tokenizer: Json, location: str) -> tuple[dict[int, VocabularyToken], int]:
-    """Return the pieces of a WordPiece tokenizer.json by row as llama.cpp stores them, and the row
-    of the unknown token. Raises UserError, which names `location`, if llama.cpp cannot run it.
+def convert_pieces(
+    ids: Mapping[str, int], model: Json, location: str
+) -> tuple[dict[int, VocabularyToken], int]:
+    """Return the pieces of a WordPiece tokenizer by row as llama.cpp stores them, and the row of
+    the unknown token. `ids` are the rows of the pieces by text, and `model` is the "model" of
+    tokenizer.json. Raises UserError, which names `location`, if llama.cpp cannot run it.
     """
-    model = tokenizer["model"]
-    words, unknown = model.get("vocab"), model.get("unk_token", "[UNK]")
+    unknown = model.get("unk_token", "[UNK]")
     mark = model.get("continuing_subword_prefix", CONTINUATION_MARK)
-    if not isinstance(words, dict) or not all(
-        type(index) is int and index >= 0 for index in words.values()
-    ):
-        raise UserError(f"{location} has ids that are not valid numbers", hint="fetch it again")
     if mark != CONTINUATION_MARK:
         raise _unsupported(location, f"marks the inner pieces of a word by {mark!r}")
-    if not isinstance(unknown, str) or unknown not in words:
+    if not isinstance(unknown, str) or unknown not in ids:
         raise _unsupported(location, "has no unknown token")
     pieces = {
-        index: VocabularyToken(convert_piece(text), 0.0, NORMAL) for text, index in words.items()
+        index: VocabularyToken(convert_piece(text), 0.0, NORMAL) for text, index in ids.items()
     }
-    row = words[unknown]
+    row = ids[unknown]
     pieces[row] = VocabularyToken(unknown, 0.0, CONTROL)
     return pieces, row
 
@@ -80,12 +78,12 @@ def normalization_entries(tokenizer: Json, location: str) -> Entries:
             case {"type": "NFD" | "NFKD"} | None:
                 pass
             case _:
-                raise _unsupported(location, f"changes text by {_step_name(step)}")
+                raise _unsupported(location, f"changes text by {name_step(step)}")
     if not cleans:
-        raise _unsupported(location, "has no BertNormalizer")
+        raise _unsupported(location, "leaves text as it is (no BertNormalizer)")
     for step in flatten_sequence(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         if not isinstance(step, dict) or step.get("type") != "BertPreTokenizer":
-            raise _unsupported(location, f"splits text by {_step_name(step)}")
+            raise _unsupported(location, f"splits text by {name_step(step)}")
     return [(LOWERCASE_KEY, "bool", lowercase), (STRIP_ACCENTS_KEY, "bool", strips_accents)]
 
 
@@ -105,8 +103,3 @@ def _unsupported(location: str, reason: str) -> UserError:
     """Return the error for a setting that llama.cpp does not support."""
     hint = "run this model with the library it was made for"
     return UserError(f"{location} {reason}: llama.cpp's WordPiece tokenizer does not", hint=hint)
-
-
-def _step_name(node: Any) -> str:
-    """Return the name of a node of tokenizer.json for an error."""
-    return str(node.get("type"))[:60] if isinstance(node, dict) else repr(node)[:60]

@@ -140,7 +140,7 @@ def test_second_separator_of_roberta_is_recorded(tmp_path: Path) -> None:
 
 def test_pieces_are_marked_as_llama_cpp_marks_them() -> None:
     words = {"[UNK]": 0, "un": 1, "##aff": 2, "##": 3, "#": 4, "##\u2581un": 5}
-    pieces, unknown = wordpiece.read_pieces({"model": {"vocab": words}}, "tokenizer.json")
+    pieces, unknown = wordpiece.convert_pieces(words, {}, "tokenizer.json")
     assert unknown == 0
     assert [(pieces[row].text, pieces[row].type) for row in range(6)] == [
         ("[UNK]", CONTROL),
