@@ -142,7 +142,7 @@ SYMBOLS_WITH_SLASH = SYMBOLS_AND_SPACES.replace(r"[\r\n]*", r"[\r\n/]*")
 WITHOUT_CASE = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SYMBOLS_WITH_SLASH}"
 )
-# The ideographs of llama.cpp's unicode_cpt_is_han; \p{Han} has a few more characters, such as U+3005.
+# The ideographs of llama.cpp's unicode_cpt_is_han. \p{Han} has more characters, such as U+3005.
 IDEOGRAPHS = (
     "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf900-\ufaff"
     "\U0002f800-\U0002fa1f"

@@ -92,8 +92,9 @@ def find_special_ids(
     if others := unrecognized[2:]:
         listed = ", ".join(repr(texts[index]) for index in others)
         notes.append(
-            f"{listed} will not end an answer, although generation_config.json says so: a GGUF file "
-            "can name only two such tokens besides eos; add --reverse-prompt TEXT to stop there"
+            f"{listed} will not end an answer, although generation_config.json says so: a GGUF "
+            "file can name only two such tokens besides eos; add --reverse-prompt TEXT to stop "
+            "there"
         )
     keys = {SPECIAL_KEYS[name]: index for name, index in special_ids.items()}
     return keys | dict(zip(("eot", "eom"), unrecognized, strict=False)), notes

@@ -1,5 +1,5 @@
-"""The files that a tokenizer can be read from, and the content of a tokenizer.json, which other
-formats are brought into.
+"""Finds the file with a checkpoint's tokenizer, and reads tekken.json and tiktoken.model as the
+content of a tokenizer.json.
 """
 
 from typing import Any
@@ -7,13 +7,14 @@ from typing import Any
 from quant.checkpoint.folder import CheckpointFolder
 from quant.tokenizer import tekken, tiktoken
 
-# The first of these that a folder has is read; tokenizer.model has the pieces of a tokenizer.json.
+# The first of these that a folder has contains its pieces. Next to a tokenizer.model, a
+# tokenizer.json is read for the other settings.
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json", tekken.FILE, tiktoken.FILE)
 
 
 def read_tokenizer_json(folder: CheckpointFolder) -> dict[str, Any]:
-    """Return the content of a folder's tokenizer.json, or that of another file in its form. Returns
-    {} if there is none of them.
+    """Return the content of a folder's tokenizer.json, or its tekken.json or tiktoken.model in the
+    same form. Return {} if the folder has none of them.
     """
     name = find_byte_rank_file(folder)
     if name is None:
@@ -36,8 +37,8 @@ def read_settings(folder: CheckpointFolder) -> dict[str, Any]:
 
 
 def find_byte_rank_file(folder: CheckpointFolder) -> str | None:
-    """Return the name of the file with pieces of bytes by rank, if a folder's tokenizer is in such
-    a file.
+    """Return "tekken.json" or "tiktoken.model" if the folder's tokenizer is in that file, else
+    None. Both have pieces of bytes by rank (byte_ranks.py).
     """
     name = next((name for name in TOKENIZER_FILES if folder.has_file(name)), None)
     return name if name in (tekken.FILE, tiktoken.FILE) else None

@@ -50,11 +50,11 @@ def split_words(text: str, lowercase: bool, strips_accents: bool) -> list[str]:
 
 
 class LlamaCppWordPiece:
-    """llama.cpp's WordPiece. `pieces` are the vocabulary's texts -> rows as llama.cpp stores them;
-    `unknown` is the row of the unknown token.
+    """llama.cpp's WordPiece. `pieces` are the rows of the vocabulary's pieces, by text as llama.cpp
+    stores it. `unknown` is the row of the unknown token.
 
-    `matched` are the texts -> rows of tokens that are matched before the text is split into words;
-    `is_control` says which of them only if special tokens are matched.
+    `matched` are the rows of tokens that are matched before a text is split into words, by text.
+    `is_control(row)` returns whether such a token is matched only if `special` is set.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class LlamaCppWordPiece:
         return rows
 
     def _look_up(self, word: str) -> list[int]:
-        """Return the rows of the longest pieces of a word from its start on, or that of the unknown
-        token.
+        """Return the rows of a word's pieces: the longest piece at its start, then the longest at
+        each following position. Return the row of the unknown token if no piece fits.
         """
         rows, start = [], 0
         while start < len(word):
