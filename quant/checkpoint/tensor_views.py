@@ -22,7 +22,8 @@ from quant.source.source import reorder_rows
 if TYPE_CHECKING:
     from quant.native.ggml import F32, U8
 
-# Number of matrices that keep_matrices() keeps. A matrix of an expert has up to 170 MB.
+# Number of matrices, of all tensors together, that keep_matrices() caches. A matrix of an expert has
+# up to 170 MB.
 MAX_KEPT_MATRICES = 2
 
 
@@ -202,39 +203,30 @@ def transpose(tensor: LazyTensor) -> LazyTensor:
 
 
 def keep_matrices(tensor: LazyTensor) -> LazyTensor:
-    """Return the same tensor with a read() that reads whole matrices, and keeps the ones that were
-    read last. It is for tensors such as those of transpose(), of which a few rows are as slow to
-    read as the whole matrix.
+    """Return the same tensor with a read() that reads whole matrices and caches the last ones. Use
+    it for tensors such as those of transpose(), of which a few rows are as slow to read as the
+    whole matrix.
     """
-    matrices, height = _KeptMatrices(tensor), tensor.shape[-2]
+    height, lock = tensor.shape[-2], threading.Lock()
 
     def read(first: int, last: int) -> "U8":
         import numpy as np
 
-        pieces = [
-            matrices.read(matrix)[max(first - matrix * height, 0) : last - matrix * height]
-            for matrix in range(first // height, -(-last // height))
-        ]
+        pieces = []
+        for matrix in range(first // height, -(-last // height)):
+            with lock:  # so that threads that need the same matrix do not read it twice
+                rows = _read_matrix(tensor, matrix)
+            pieces.append(rows[max(first - matrix * height, 0) : last - matrix * height])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     return replace(tensor, read=read)
 
 
-class _KeptMatrices:
-    """The matrices of a tensor. The last ones that were read, of any tensor, are kept."""
-
-    def __init__(self, tensor: LazyTensor) -> None:
-        self.tensor, self.lock = tensor, threading.Lock()
-
-    def read(self, matrix: int) -> "U8":
-        """Return the rows of a matrix, given its number."""
-        with self.lock:  # so that threads that need the same matrix do not read it twice
-            return self._read_kept(matrix)
-
-    @lru_cache(maxsize=MAX_KEPT_MATRICES)  # noqa: B019 (all tensors share the few places)
-    def _read_kept(self, matrix: int) -> "U8":
-        height = self.tensor.shape[-2]
-        return self.tensor.read(matrix * height, (matrix + 1) * height)
+@lru_cache(maxsize=MAX_KEPT_MATRICES)
+def _read_matrix(tensor: LazyTensor, matrix: int) -> "U8":
+    """Return the rows of one matrix of a tensor. The results for all tensors share one cache."""
+    height = tensor.shape[-2]
+    return tensor.read(matrix * height, (matrix + 1) * height)
 
 
 def _read_rows(tensor: LazyTensor, row_numbers: list[int]) -> "U8":
