@@ -22,7 +22,7 @@ from quant.source.source import reorder_rows
 if TYPE_CHECKING:
     from quant.native.ggml import F32, U8
 
-# Number of matrices, of all tensors together, that keep_matrices() caches. A matrix of an expert has
+# Number of matrices, of all tensors together, that keep_matrices() caches. An expert's matrix has
 # up to 170 MB.
 MAX_KEPT_MATRICES = 2
 

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Compare the values that quantized checkpoints have here with those of the library of each format.
 
-usage: .venv/bin/python scripts/quality/quantized_checkpoints.py [--rows N] [--columns N] [--only NAME]
+usage: .venv/bin/python scripts/quality/quantized_checkpoints.py
+           [--rows N] [--columns N] [--only NAME]
 
-For each format a random matrix is quantized by the format's own library, its tensors are read as
-those of a checkpoint (quant/checkpoint/quantized), and the values are compared with those that the
-library computes from the same tensors in float32. The script prints the largest difference and how
-many float32 numbers lie between the two values. A library that is not installed is named; each is
-installed with pip: auto-round, autoawq, bitsandbytes, compressed-tensors, nvidia-modelopt and
-transformers. None is used otherwise. Needs torch. The exit status is 1 if a value differs by more
-than one unit in the last place.
+For each format, the format's own library quantizes a random matrix. Its tensors are read as those
+of a checkpoint (quant/checkpoint/quantized), and the values are compared with those that the
+library computes from the same tensors in float32. The script prints the largest difference, also
+as the number of float32 steps between the two values (units in the last place).
+
+Needs torch and the libraries, which pip installs: auto-round, autoawq, bitsandbytes,
+compressed-tensors, nvidia-modelopt and transformers. A format whose library is missing is not
+compared, and its row says so. The exit status is 1 if a value differs by more than one unit in the
+last place.
 """
 
 import argparse
@@ -30,8 +33,8 @@ from tests.quant.checkpoint.quantized.stored import Stored, floats, restore
 
 NAME = "layer.weight"
 DTYPES = {torch.float8_e4m3fn: "F8_E4M3", torch.bfloat16: "BF16"}
-# Format -> library, function. The function quantizes a matrix [rows, columns], and returns the
-# settings of the checkpoint, its tensors, and the library's values.
+# A quantized matrix [rows, columns]: the settings of the checkpoint, its tensors, and the values
+# that the library computes from them.
 Case = tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor]
 
 
@@ -57,7 +60,7 @@ def main() -> None:
         except ImportError as error:
             print(f"| {name} | {library}: not installed ({error}) | | | |")
             continue
-        actual = restored(settings, tensors)
+        actual = decode_matrix(settings, tensors)
         units = int(abs(ordinals(actual) - ordinals(expected.float().numpy())).max())
         difference = float(np.abs(actual - expected.float().numpy()).max())
         version = importlib.metadata.version(library)
@@ -66,7 +69,7 @@ def main() -> None:
     sys.exit(worst > 1)
 
 
-def restored(settings: dict[str, Any], tensors: dict[str, torch.Tensor]) -> np.ndarray:
+def decode_matrix(settings: dict[str, Any], tensors: dict[str, torch.Tensor]) -> np.ndarray:
     """Return the values of the matrix that the tensors of a checkpoint contain."""
     arrays: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -81,8 +84,8 @@ def restored(settings: dict[str, Any], tensors: dict[str, torch.Tensor]) -> np.n
 
 
 def ordinals(values: np.ndarray) -> np.ndarray:
-    """Return the number of each float32 in ascending order, so that neighbors differ by one. Both
-    zeros have the number 0.
+    """Return the position of each float32 among all float32 numbers in ascending order, so that
+    neighbors differ by one. Both zeros have the position 0.
     """
     bits = values.astype(np.float32).view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
@@ -208,7 +211,7 @@ def compressed(form: str) -> Callable[[torch.Tensor], Case]:
         elif form == "mxfp8-quantized":  # decompress() rounds to bfloat16
             codes = stored["weight"].float()
             expected = forward.dequantize(codes, state["weight_scale"], args=args)
-        else:  # the same
+        else:  # decompress() rounds to bfloat16 here, too
             helpers = importlib.import_module("compressed_tensors.compressors.nvfp4.helpers")
             codes = helpers.unpack_fp4_from_uint8(
                 stored["weight_packed"], *weight.shape, dtype=torch.float32
@@ -255,6 +258,7 @@ def transformers_mxfp4(weight: torch.Tensor) -> Case:
     return {"quant_method": "mxfp4"}, tensors, expected.transpose(1, 2)
 
 
+# Format -> (library, function that quantizes a matrix).
 CASES: dict[str, tuple[str, Callable[[torch.Tensor], Case]]] = {
     "AWQ, gemm": ("autoawq", awq),
     "AutoRound, auto_gptq, 4 bits": (
