@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.quantized import gptq
 from quant.checkpoint.quantized.base import (
-    REFETCH_HINT,
     LastTensorsCache,
     QuantizedInput,
     decode_values,
     make_computed_tensor,
+    make_duplicate_error,
     make_input_error,
     unpack_words,
 )
-from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor, Tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,11 +160,7 @@ def restore_matrices(settings: CheckpointConfig, tensors: Tensors, layout: str) 
             matrix = GemvMatrix(*stored, _check_gemv(settings, base, *stored))
         weight_name = f"{base}weight"
         if weight_name in result:
-            raise make_input_error(
-                settings,
-                f"{weight_name} is stored both as floats and as codes",
-                hint=REFETCH_HINT,
-            )
+            raise make_duplicate_error(settings, weight_name)
         result[weight_name] = make_computed_tensor(
             weight_name, matrix.qweight, matrix.shape, matrix.read_rows
         )
@@ -211,7 +207,7 @@ def _check_gemv(
 def _are_words_and_scales(qweight: LazyTensor, qzeros: LazyTensor, scales: LazyTensor) -> bool:
     return (
         (qweight.dtype, qzeros.dtype) == ("I32", "I32")
-        and scales.dtype in gptq.SCALE_DTYPES
+        and scales.dtype in FLOAT_DTYPES
         and len(qweight.shape) == len(scales.shape) == 2
     )
 

@@ -209,6 +209,13 @@ def make_computed_tensor(
     return LazyTensor(name, shape, "F32", template.file, read)
 
 
+def make_duplicate_error(settings: CheckpointConfig, name: str) -> UserError:
+    """Return the error that the matrix `name` is stored twice."""
+    return make_input_error(
+        settings, f"{name} is stored both as floats and as codes", hint=REFETCH_HINT
+    )
+
+
 def make_nan_error(name: str) -> DamagedSourceError:
     """Return the error that the tensor `name` contains NaN or infinite values."""
     return DamagedSourceError(

@@ -24,13 +24,14 @@ from quant.checkpoint.quantized.base import (
     QuantizedInput,
     decode_values,
     make_computed_tensor,
+    make_duplicate_error,
     make_input_error,
     matrix_kind,
     read_all,
     unpack_stream,
     unpack_words,
 )
-from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor, Tensors
 from quant.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ SUPPORTED_FORMATS = (
     "mxfp8-quantized",
 )
 ACTIVATION_ENDINGS = (*fp8.ACTIVATION_ENDINGS, ".input_zero_point", ".output_zero_point")
-SCALE_DTYPES = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,7 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
         if name.endswith(".weight_packed"):
             weight_name = name.removesuffix("_packed")
             if weight_name in result:
-                raise make_input_error(
-                    settings,
-                    f"{weight_name} is stored both as floats and as codes",
-                    hint=REFETCH_HINT,
-                )
+                raise make_duplicate_error(settings, weight_name)
             result[weight_name] = _pop_fp4(
                 settings, result, weight_name
             ) or packed_reader.pop_matrix(result, weight_name)
@@ -320,7 +316,7 @@ def _groups(
     """
     rows, columns = shape
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
-    if scale.dtype not in SCALE_DTYPES or scale.shape not in ((1,), (rows, groups)):
+    if scale.dtype not in FLOAT_DTYPES or scale.shape not in ((1,), (rows, groups)):
         raise make_input_error(
             settings,
             f"{scale.name} is {scale.dtype} {list(scale.shape)}, which does not fit {rows} rows",

@@ -16,7 +16,7 @@ from quant.checkpoint.quantized.base import (
     make_input_error,
     read_span,
 )
-from quant.checkpoint.safetensors import DTYPE_BYTES, LazyTensor, Tensors
+from quant.checkpoint.safetensors import DTYPE_BYTES, FLOAT_DTYPES, LazyTensor, Tensors
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -131,7 +131,7 @@ def _block(
             settings, f"{tensor.name} is {list(tensor.shape)}: only matrices have scales"
         )
     (rows, columns), before = tensor.shape[-2:], tensor.shape[:-2]
-    if scale.dtype not in ("F32", "F16", "BF16", "F8_E8M0"):
+    if scale.dtype not in (*FLOAT_DTYPES, "F8_E8M0"):
         raise make_input_error(settings, f"{scale.name} is stored as {scale.dtype}, not as floats")
     options = {(1,): (rows, columns), before: (rows, columns), (*before, 1, 1): (rows, columns)}
     options |= {(*before, rows): (1, columns), (*before, rows, 1): (1, columns)}

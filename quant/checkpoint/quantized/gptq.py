@@ -21,12 +21,13 @@ from quant.checkpoint.quantized.base import (
     LastTensorsCache,
     QuantizedInput,
     make_computed_tensor,
+    make_duplicate_error,
     make_input_error,
     matrix_kind,
     unpack_stream,
     unpack_words,
 )
-from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor, Tensors
 from quant.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 # Settings that change the meaning of the codes.
 UNSUPPORTED_SETTINGS = ("is_marlin_format", "rotation", "adapter")
 BAND_CODES = 1 << 20  # number of codes that are unpacked at a time
-SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,7 @@ def restore_matrices(
             matrix = GptqMatrix(*stored, groups, bits, zero_offset, word_offset, cache, small_cache)
             weight_name = base + "weight"
             if weight_name in result:
-                raise make_input_error(
-                    settings,
-                    f"{weight_name} is stored both as floats and as codes",
-                    hint=REFETCH_HINT,
-                )
+                raise make_duplicate_error(settings, weight_name)
             shape = (matrix.qweight.shape[1], matrix.inputs)
             result[weight_name] = make_computed_tensor(
                 weight_name, matrix.qweight, shape, matrix.read_rows
@@ -221,7 +217,7 @@ def _pop_matrix(
     groups, outputs = scales.shape[0], qweight.shape[-1]
     fits = (
         (qweight.dtype, qzeros.dtype) == ("I32", "I32")
-        and scales.dtype in SCALE_DTYPES
+        and scales.dtype in FLOAT_DTYPES
         and len(qweight.shape) == 2
         and qweight.shape[0] * 32 % bits == 0
         and scales.shape == (groups, outputs)

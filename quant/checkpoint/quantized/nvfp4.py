@@ -21,7 +21,7 @@ from quant.checkpoint.quantized.base import (
     make_input_error,
     read_all,
 )
-from quant.checkpoint.safetensors import LazyTensor
+from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor
 from quant.formats.fp4 import E2M1_LEVELS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def make_float_tensor(
             settings, f"{codes.name} is NVFP4 without the scale of the tensor", hint=REFETCH_HINT
         )
     lead = scales.shape[:-2]
-    if tensor_scale.dtype not in ("F32", "F16", "BF16") or tensor_scale.shape not in (
+    if tensor_scale.dtype not in FLOAT_DTYPES or tensor_scale.shape not in (
         (1,),
         lead,
         (*lead, 1),
