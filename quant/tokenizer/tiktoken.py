@@ -26,7 +26,7 @@ def read_tiktoken(file: Path, settings: Json) -> dict[str, Any]:
     tokenizer_config.json. Raises UserError if the file is damaged or the class is unknown.
     """
     kind = settings.get("tokenizer_class")
-    if kind not in PATTERNS:
+    if not isinstance(kind, str) or kind not in PATTERNS:
         raise UserError(
             f"{file} does not say how text is split, and the class {kind!s:.60} is unknown; known "
             f"is {', '.join(PATTERNS)}",
@@ -40,7 +40,7 @@ def read_tiktoken(file: Path, settings: Json) -> dict[str, Any]:
         is_row = isinstance(row, str) and row.isascii() and row.isdecimal() and len(row) < 10
         if is_row and isinstance(text, str) and text and int(row) >= len(pieces):
             special[int(row)] = text
-    return byte_ranks.build_tokenizer_json(pieces, 0, special, PATTERNS[str(kind)])
+    return byte_ranks.build_tokenizer_json(pieces, 0, special, PATTERNS[kind])
 
 
 def read_pieces(file: Path) -> list[bytes]:

@@ -238,9 +238,10 @@ def test_damaged_tiktoken_is_refused(text: str, message: str, tmp_path: Path) ->
         tiktoken.read_tiktoken(file, KIMI_SETTINGS)
 
 
-def test_unknown_tiktoken_class_is_refused(tmp_path: Path) -> None:
-    write_tiktoken(tmp_path / "model", BYTES, tokenizer_class="OtherTokenizer")
-    with pytest.raises(UserError, match="class OtherTokenizer is unknown"):
+@pytest.mark.parametrize("kind", ["OtherTokenizer", None, {"a": 1}])
+def test_unknown_tiktoken_class_is_refused(kind: Any, tmp_path: Path) -> None:
+    write_tiktoken(tmp_path / "model", BYTES, tokenizer_class=kind)
+    with pytest.raises(UserError, match=f"class {kind} is unknown"):
         vocabulary.load_vocabulary(
             CheckpointFolder(tmp_path / "model"), CheckpointConfig({"vocab_size": 300}, "c")
         )
