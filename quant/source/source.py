@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 SAMPLE_BYTES = 4096  # bytes of a sample; the fingerprint covers three samples of each tensor
+# Beginning of metadata keys that record the tokenizer's verification (tokenizer/verify/).
+RECORD_PREFIX = "llmcli.tokenizer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,6 @@ class Weight:
     def nbytes(self) -> int:
         """The size in bytes, stored as `type`."""
         return self.rows * ggml.row_bytes(self.type, self.columns)
-
-
-# Beginning of metadata keys that record the tokenizer's verification (tokenizer/verify/).
-RECORD_PREFIX = "llmcli.tokenizer."
 
 
 @dataclass(frozen=True)

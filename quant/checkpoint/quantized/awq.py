@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32, U8
 
 BITS, WORD_CODES = 4, 8
-# The place of output i of each eight in a word (AWQ_REVERSE_ORDER of AutoAWQ).
+# Position in a word of each of its eight outputs (AWQ_REVERSE_ORDER of AutoAWQ).
 GEMM_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 LAYOUTS = ("gemm", "gemv")
 

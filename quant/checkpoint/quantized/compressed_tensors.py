@@ -199,7 +199,7 @@ def _block(weights: list[dict[str, Any]]) -> list[int] | None:
 
 def _pop_fp4(settings: CheckpointConfig, tensors: Tensors, name: str) -> LazyTensor | None:
     """Remove the tensors of one NVFP4 or MXFP4 weight from `tensors`, and return the weight: NVFP4
-    as floats, MXFP4 as ggml's blocks. Return None if the codes are no four-bit floats.
+    as floats, MXFP4 as ggml's blocks. Return None if the codes are not four-bit floats.
     """
     codes, scale = tensors[f"{name}_packed"], tensors.get(f"{name}_scale")
     if scale is None:
