@@ -283,7 +283,8 @@ def _find_in_folder(folder: Path) -> Iterator[RemovableItem]:
 
 def _needed_files(folder: Path) -> set[Path]:
     """Return the files in a folder that belong to a complete model: those that the manifest lists,
-    the manifest itself, the certificates and mmproj files. Without a usable manifest, return the complete GGUFs.
+    the manifest itself, the certificates and mmproj files. Without a usable manifest, return the
+    complete GGUFs.
     """
     manifest = store.read_manifest(folder / "manifest.json")
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):

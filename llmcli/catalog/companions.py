@@ -36,17 +36,18 @@ def fetch_companions(
 
     Raises UserError if the model is no GGUF of the hub, or if the repository has no such file.
     """
-    manifest = store.load_manifest(config, model.name)
-    if manifest is None or model.kind != "gguf" or not model.source.startswith("hub:"):
-        raise UserError(
-            f"{model.name} is not a GGUF of the hub, so that it has no {' or '.join(kinds)} there",
-            hint="leave out --with",
-        )
-    companions = {
-        kind: file for kind, file in manifest.companions.items() if Path(file.path).is_file()
-    }
-    if missing := [kind for kind in kinds if kind not in companions]:
-        with file_lock.hold_lock(store.lock_path(config, model.name), watcher, model.name):
+    with file_lock.hold_lock(store.lock_path(config, model.name), watcher, model.name):
+        manifest = store.load_manifest(config, model.name)
+        if manifest is None or model.kind != "gguf" or not model.source.startswith("hub:"):
+            raise UserError(
+                f"{model.name} is not a GGUF of the hub, so that it has no "
+                f"{' or '.join(kinds)} there",
+                hint="leave out --with",
+            )
+        companions = {
+            kind: file for kind, file in manifest.companions.items() if Path(file.path).is_file()
+        }
+        if missing := [kind for kind in kinds if kind not in companions]:
             companions |= _download(model, missing, config, watcher)
             store.save_manifest(config, replace(manifest, companions=companions))
     return {kind: Path(companions[kind].path) for kind in kinds}
@@ -72,21 +73,21 @@ def _download(
     return dict(zip(kinds, files, strict=True))
 
 
-def choose_companion(kind: str, model_name: str, repo: str, blobs: Sequence[HubFile]) -> HubFile:
+def choose_companion(kind: str, model_name: str, repo: str, files: Sequence[HubFile]) -> HubFile:
     """Return the file of the repository that is the companion of the model file `model_name`: of
     the same type as the model, or else of the first of PREFERRED_TYPES.
 
     Raises UserError if there is none.
     """
-    candidates = [blob for blob in blobs if companion_kind(blob.name) == kind]
+    candidates = [file for file in files if companion_kind(file.name) == kind]
     if not candidates:
-        kinds = companion_kinds(blobs)
+        kinds = companion_kinds(files)
         raise UserError(
             f"{repo} has no {kind} file" + (f"; it has {', '.join(kinds)}" if kinds else ""),
             hint=f"use --with {kinds[0]}" if kinds else f"leave out --with {kind}",
         )
     types = ("" if kind == "mmproj" else type_in_name(model_name), *PREFERRED_TYPES)
-    return min(candidates, key=lambda blob: (_type_rank(blob.name, types), blob.name))
+    return min(candidates, key=lambda file: (_type_rank(file.name, types), file.name))
 
 
 def _type_rank(name: str, types: Sequence[str]) -> int:

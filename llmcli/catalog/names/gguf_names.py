@@ -30,7 +30,7 @@ def is_model_name(path: str) -> bool:
 
 
 def companion_kind(path: str) -> str | None:
-    """Return which of COMPANION_KINDS a GGUF is, or None if it is neither."""
+    """Return which of COMPANION_KINDS a GGUF is by its name; None if it is none of them."""
     name = path.rpartition("/")[2].lower()
     if not name.endswith(".gguf") or name.startswith("."):
         return None

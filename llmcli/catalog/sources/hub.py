@@ -67,9 +67,9 @@ class HubSource:
         return _describe_files(spec, listing.commit, choice, files, config)
 
 
-def companion_kinds(blobs: Sequence[HubFile]) -> list[str]:
-    """Return the kinds of companions in a repository."""
-    found = {companion_kind(blob.name) for blob in blobs}
+def companion_kinds(files: Sequence[HubFile]) -> list[str]:
+    """Return the kinds of companions among the files of a repository."""
+    found = {companion_kind(file.name) for file in files}
     return [kind for kind in COMPANION_KINDS if kind in found]
 
 
