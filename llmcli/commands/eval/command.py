@@ -204,14 +204,18 @@ def _prepare_base(ref: str, config: "Config", ui: "UI") -> "FetchedModel":
     """Download the base model if needed, and return it as a GGUF. It is quantized only if the name
     requests a type.
 
-    Raises UserError for a checkpoint folder, because the user has to choose how it is rounded.
+    Raises UserError for a checkpoint folder without a type, because the user has to choose how it
+    is rounded.
     """
+    from llmcli.catalog import fetch
     from llmcli.errors import UserError
     from llmcli.model_loader.prepare import fetch_or_reuse, quantize_if_needed
 
     model = fetch_or_reuse(ref, None, config, ui)
+    if fetch.resolve_ref(ref, config).ref.quant and model.quant:
+        return quantize_if_needed(model, model.quant, config, ui)
     if model.kind == "gguf":
-        return quantize_if_needed(model, model.quant, config, ui) if model.quant else model
+        return model
     raise UserError(
         f"{ref} is a checkpoint folder, but a base must be a GGUF",
         hint=f"llmcli convert {ref} -o base.gguf, then --base base.gguf; or --base {ref}:Q8_0",

@@ -358,6 +358,17 @@ def test_a_base_with_another_vocabulary_is_an_error_that_names_a_token(
     assert "token " in done.err
 
 
+def test_a_base_is_quantized_if_its_name_has_a_type(
+    llmcli: Llmcli, stories: Path, stories_gguf: Path, text: Path
+) -> None:
+    words = ("eval", str(stories_gguf), "--text", str(text), "--ctx", "64", "--chunks", "1")
+    refused = llmcli(*words, "--base", str(stories))
+    assert f"or --base {stories}:Q8_0\n" in refused.err
+    done = llmcli(*words, "--base", f"{stories}:Q8_0", "-t", "1")
+    assert done.code == 0, done.err
+    assert "Q8_0.gguf" in done.out
+
+
 def test_nan_weights_are_an_error(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "nan.gguf", hidden=64, ff=64, layers=1)
     norm = next(
