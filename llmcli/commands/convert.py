@@ -121,8 +121,9 @@ def _require_no_other_option(reading: SourceSettings, conversion: ConverterSetti
     from llmcli.errors import UsageError
 
     flags = {
-        "--tokenizer": reading.tokenizer,
-        "--pre": reading.pre,
+        **reading.flags,
+        "--allow-pickle": False,  # this one does
+        "--keep-source": reading.keep_source,
         "--mmproj": conversion.mmproj,
         "--converter native": conversion.converter == "native",
     }

@@ -40,11 +40,11 @@ def folder(stories: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["quantize", "convert"])
-@pytest.mark.parametrize("road", ["native", "llama.cpp"])
+@pytest.mark.parametrize("chosen", ["native", "llama.cpp"])
 def test_the_vision_part_is_written_beside_the_model(
-    llmcli: Any, folder: Path, converter: Path, command: str, road: str
+    llmcli: Any, folder: Path, converter: Path, command: str, chosen: str
 ) -> None:
-    done = llmcli(command, str(folder), "--mmproj", "--converter", road, "--json")
+    done = llmcli(command, str(folder), "--mmproj", "--converter", chosen, "--json")
     assert done.code == 0, done.err
     document = json.loads(done.out)
     out = folder.with_name("mmproj-tiny.gguf")
@@ -53,7 +53,7 @@ def test_the_vision_part_is_written_beside_the_model(
         "bytes": out.stat().st_size,
         "present": False,
     }
-    assert document["converter"] == road
+    assert document["converter"] == chosen
     header = read_header.read_header(out)
     assert (header.architecture, len(header.tensors)) == ("clip", 1)
     assert len(files_in(folder.parent)) == 3
@@ -80,8 +80,8 @@ def test_the_tool_that_runs_it_is_named_and_a_finished_file_is_kept(
 def test_without_the_flag_a_note_says_how_to_get_it(
     llmcli: Any, folder: Path, converter: Path
 ) -> None:
-    for road in ("native", "llama.cpp"):
-        done = llmcli("quantize", str(folder), "--q8_0", "--converter", road, "--force")
+    for chosen in ("native", "llama.cpp"):
+        done = llmcli("quantize", str(folder), "--q8_0", "--converter", chosen, "--force")
         assert (done.code, "--mmproj makes a file of" in done.err) == (0, True)
     assert files_in(folder.parent) == ["tiny", "tiny-Q8_0.gguf"]
 
@@ -215,8 +215,9 @@ def test_an_adapter_without_files_or_pairs_is_refused(
 def test_usage_of_convert(llmcli: Any, adapter: Path, stories: Path, converter: Path) -> None:
     done = llmcli("convert")
     assert (done.code, "convert needs a checkpoint" in done.err) == (2, True)
-    done = llmcli("convert", "--lora", str(adapter), "--mmproj")
-    assert (done.code, "--mmproj does not apply to --lora" in done.err) == (2, True)
+    for flag in ("--mmproj", "--no-mtp", "--keep-source", "--accept-tokenizer-differences"):
+        done = llmcli("convert", "--lora", str(adapter), flag)
+        assert (done.code, f"{flag} does not apply to --lora" in done.err) == (2, True)
 
 
 def logits(path: Path, adapter: Path | None = None) -> np.ndarray:
