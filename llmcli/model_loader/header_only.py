@@ -52,7 +52,7 @@ def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterato
 
     Raises UserError.
     """
-    from llmcli.model_loader.llama_converter import road
+    from llmcli.model_loader.llama_converter import choose_converter
     from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
 
     file_type = canonical_type(quant) if quant else None
@@ -66,7 +66,7 @@ def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterato
             yield PlannedFile(model.name, existing_file, is_quantized=_is_quantized(model.path))
             return
         assert target_type
-        if reason := road.reason_for_llama_cpp(model.path, "auto"):
+        if reason := choose_converter.reason_for_llama_cpp(model.path, "auto"):
             with convert_checkpoint(
                 model.path, reason, config, ui, allow_pickle=config.allow_pickle
             ) as checkpoint:

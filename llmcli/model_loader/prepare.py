@@ -110,13 +110,14 @@ def quantize_if_needed(model: FetchedModel, file_type: str, config: Config, ui: 
     """Return `model` as a GGUF of the type `file_type`. It is the model itself if it has this type,
     or a file that was quantized earlier, or a file that is quantized now. Raises UserError.
     """
+    from llmcli.model_loader.llama_converter import choose_converter
     from llmcli.model_loader.quantize_file import quantize_file
     from quant.model_file import read_header
 
     file_type = canonical_type(file_type)
     if model.kind == "gguf" and read_header.read_header(model.path).file_type == file_type:
         return model
-    model = _require_files(model, config, ui)
+    model = choose_converter.download_for_llama_cpp(model.name, model, "auto", config, ui)
     out = store.quantized_path(config, model, file_type)
     with file_lock.hold_lock(store.lock_path(config, model.name), ui, model.name):
         quantized = store.load_quantized(config, model, file_type)
@@ -146,17 +147,3 @@ def quantize_if_needed(model: FetchedModel, file_type: str, config: Config, ui: 
         blobs=None,
         record={},
     )
-
-
-def _require_files(model: FetchedModel, config: Config, ui: UI) -> FetchedModel:
-    """Return a remote checkpoint as a downloaded one if llmcli has no family for it, because
-    llama.cpp's converter reads files; return any other model unchanged. Raises UserError.
-    """
-    from llmcli.model_loader.llama_converter import road
-
-    if not model.blobs or not (reason := road.reason_for_llama_cpp(model.path, "auto")):
-        return model
-    ui.note(
-        f"{model.name} is downloaded whole, because llama.cpp's converter reads files: {reason}"
-    )
-    return fetch.fetch_model(model.name, config, ui, revision=model.revision or None)

@@ -197,9 +197,9 @@ def open_by_converter(
     that writes is deleted when the with block ends. Raises UserError.
     """
     from llmcli.errors import UsageError
-    from llmcli.model_loader.llama_converter import road
+    from llmcli.model_loader.llama_converter import choose_converter
 
-    reason = road.reason_for_llama_cpp(path, conversion.converter)
+    reason = choose_converter.reason_for_llama_cpp(path, conversion.converter)
     if config is not None and reason:
         from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
 
@@ -219,7 +219,9 @@ def open_by_converter(
             no_mtp=reading.no_mtp,
             accept_tokenizer_differences=reading.accept_tokenizer_differences,
         ) as checkpoint:
-            yield OpenedSource(checkpoint.source, road.LLAMA_CPP, checkpoint.write_weights)
+            yield OpenedSource(
+                checkpoint.source, choose_converter.LLAMA_CPP, checkpoint.write_weights
+            )
         return
     source = open_source(path, reading, blobs)
     yield OpenedSource(source, "native" if path.is_dir() else "")
@@ -231,18 +233,13 @@ def find_convertible(
     """Return the model that `text` names, as `find_model` does. A checkpoint on the hub is
     downloaded whole if llama.cpp's converter is used, because that reads files. Raises UserError.
     """
-    from llmcli.model_loader.llama_converter import road
+    from llmcli.model_loader.llama_converter import choose_converter
 
-    keep_source = keep_source or conversion.converter == road.LLAMA_CPP
-    model = find_model(text, config, ui, keep_source or conversion.mmproj)
-    if model is None or not model.blobs:
-        return model
-    if reason := road.reason_for_llama_cpp(model.path, conversion.converter):
-        ui.note(
-            f"{model.name} is downloaded whole, because llama.cpp's converter reads files: {reason}"
-        )
-        return find_model(text, config, ui, keep_source=True)
-    return model
+    needs_files = conversion.mmproj or conversion.converter == choose_converter.LLAMA_CPP
+    model = find_model(text, config, ui, keep_source or needs_files)
+    return model and choose_converter.download_for_llama_cpp(
+        text, model, conversion.converter, config, ui
+    )
 
 
 @contextmanager

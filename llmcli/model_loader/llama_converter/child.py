@@ -20,7 +20,13 @@ from typing import Any, NoReturn
 REMOTE_CODE_MARK = "llmcli: this checkpoint needs Python code of its own"
 NETWORK_MARK = "llmcli: the converter must not use the network"
 FORMAT_MARK = "llmcli: this version of transformers cannot be kept from running code"
-NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+NETWORK_EVENTS = (
+    "socket.connect",
+    "socket.getaddrinfo",
+    "socket.gethostbyname",
+    "socket.sendto",
+    "socket.sendmsg",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +37,14 @@ class ConverterRun:
     - `script`: the file of it to run, and its arguments, `words`.
     - `header`: the file that gets a copy of the GGUF's header. It has the size of the whole GGUF,
       with a hole in place of the weights.
-    - `texts`: keys that are added to the GGUF.
+    - `metadata`: keys and strings that are added to the metadata of the GGUF.
     """
 
     folder: str
     script: str
     words: tuple[str, ...]
     header: str
-    texts: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class RemoteCodeError(Exception):
@@ -74,12 +80,10 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
         return
     import socket
 
-    if event in ("socket.connect", "socket.sendto") and arguments[0].family not in (
-        socket.AF_INET,
-        socket.AF_INET6,
-    ):
-        return
-    raise OSError(NETWORK_MARK)
+    # The first argument is a socket or the name of a host. Other sockets stay on this machine.
+    family = getattr(arguments[0], "family", socket.AF_INET)
+    if family in (socket.AF_INET, socket.AF_INET6):
+        raise OSError(NETWORK_MARK)
 
 
 def _refuse_code() -> None:
@@ -120,7 +124,7 @@ def _refuse_code() -> None:
     torch.load = load_weights
 
 
-def _pause_after_header(request: "ConverterRun", run: threading.Event) -> None:
+def _pause_after_header(request: ConverterRun, run: threading.Event) -> None:
     """Let the writer of the converter's gguf package add keys, and stop when the header is
     complete.
     """
@@ -130,7 +134,7 @@ def _pause_after_header(request: "ConverterRun", run: threading.Event) -> None:
     write_header, write_table = writer.write_header_to_file, writer.write_ti_data_to_file
 
     def write_header_to_file(self: Any, *arguments: Any, **options: Any) -> None:
-        for key, text in request.texts.items():
+        for key, text in request.metadata.items():
             self.add_string(key, text)
         write_header(self, *arguments, **options)
 

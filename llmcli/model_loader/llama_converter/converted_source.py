@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.catalog import converter_source
-from llmcli.errors import UserError
-from llmcli.model_loader.llama_converter import road
+from llmcli.model_loader.llama_converter import converter_classes
 from llmcli.model_loader.llama_converter.run_converter import (
     Conversion,
     ConverterRequest,
     describe_cost,
-    require_packages,
+    prepare_converter,
     start_conversion,
 )
 from quant.checkpoint import pickles, safetensors
@@ -93,10 +92,9 @@ def convert_checkpoint(
 
     Raises UserError.
     """
-    require_packages()
-    files = _weight_files(folder, allow_pickle=allow_pickle)
-    converter_source.fetch_converter(config, ui)
-    road.require_text_class(folder, config)
+    files, dtype = _read_weights(folder, allow_pickle=allow_pickle)
+    converter = prepare_converter(config, ui)
+    converter_classes.require_text_class(folder, converter, config)
     version = converter_source.describe_converter(config)
     ui.note(
         f"{folder.name} is converted by llama.cpp's own converter ({version}), because {reason}"
@@ -105,14 +103,14 @@ def convert_checkpoint(
         folder,
         "the model",
         converter_source.CONVERT_SCRIPT,
-        (str(folder), "--outtype", _outtype(folder), *["--no-mtp"] * no_mtp),
+        (str(folder), "--outtype", dtype.lower(), *["--no-mtp"] * no_mtp),
         {CONVERTER_KEY: f"llama.cpp ({converter_source.released_version(config)})"},
     )
-    with start_conversion(request, config, ui) as conversion:
+    with start_conversion(request, converter, config, ui) as conversion:
         header = read_header.read_header(conversion.header_file)
         load_checks.check_loadable(header)
         source = _open_source(folder, header, conversion.file, files, pre)
-        if road.has_mmproj_class(folder, config):
+        if converter_classes.has_mmproj_class(folder, converter):
             source = replace(source, notes=(*source.notes, MMPROJ_NOTE))
         kind = header.metadata.get("tokenizer.ggml.model")
         source = _verify(source, kind, pre, accept_tokenizer_differences, ui)
@@ -123,29 +121,27 @@ def convert_checkpoint(
         yield ConvertedCheckpoint(source, conversion, ui)
 
 
-def _weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
-    """Return the files of a checkpoint's weights: its safetensors, or else its pickled weights.
-    Raises UserError if there are none, or if the pickled weights are not allowed.
-    """
-    found = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
-    if not found and (found := pickles.find_pickles(folder)) and not allow_pickle:
-        raise pickles.pickles_not_allowed(folder, [file.name for file in found])
-    if not found:
-        raise UserError(f"{folder} has no weights", hint="fetch the whole model again")
-    return tuple(file for file in found if file.suffix != ".json")
+def _read_weights(folder: Path, *, allow_pickle: bool) -> tuple[tuple[Path, ...], str]:
+    """Return the files of a checkpoint's weights, and the type of the copy: that of the first float
+    matrix, so that nothing is rounded twice; BF16 for pickled weights and for quantized ones.
 
-
-def _outtype(folder: Path) -> str:
-    """Return the type of the copy: that of the checkpoint's first float matrix, so that nothing is
-    rounded twice; bf16 for all other weights, as for quantized ones.
+    As in open_checkpoint, safetensors take precedence over pickled weights. Raises UserError if
+    there are no weights, if they are damaged, or if pickled weights are not allowed.
     """
     blobs = safetensors.find_safetensors(folder)
-    if not blobs:
-        return "bf16"
-    tensors = safetensors.load_tensors(CheckpointFolder(folder), blobs)
-    dtypes = [t.dtype for t in tensors.values() if len(t.shape) > 1]
-    first = next((dtype for dtype in dtypes if dtype in safetensors.FLOAT_DTYPES), "BF16")
-    return first.lower() if set(dtypes) <= {*safetensors.FLOAT_DTYPES} else "bf16"
+    if not any(name.startswith("model") for name in blobs) and (
+        found := pickles.find_pickles(folder)
+    ):
+        if not allow_pickle:
+            raise pickles.pickles_not_allowed(folder, [file.name for file in found])
+        return tuple(file for file in found if file.suffix != ".json"), "BF16"
+    tensors = safetensors.load_tensors(CheckpointFolder(folder), blobs).values()
+    dtypes = [tensor.dtype for tensor in tensors if len(tensor.shape) > 1]
+    is_quantized = not set(dtypes) <= {*safetensors.FLOAT_DTYPES}
+    return (
+        tuple(sorted({tensor.file for tensor in tensors})),
+        "BF16" if is_quantized or not dtypes else dtypes[0],
+    )
 
 
 def _open_source(

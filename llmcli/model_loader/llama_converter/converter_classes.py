@@ -1,12 +1,18 @@
 """The classes that llama.cpp's converter knows, read from its source without running it."""
 
 import ast
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmcli.catalog.converter_source import CLASSES_FILE
+from llmcli.catalog.converter_source import CLASSES_FILE, describe_converter
+from llmcli.errors import UserError
+from quant.checkpoint.folder import CheckpointFolder
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
 
 TABLES = ("TEXT_MODEL_MAP", "MMPROJ_MODEL_MAP")  # of conversion/__init__.py
 MAX_FILE_BYTES = 1 << 20
@@ -23,6 +29,34 @@ class ConverterClasses:
 
     text: frozenset[str]
     mmproj: frozenset[str]
+
+
+def require_text_class(folder: Path, converter: Path, config: "Config") -> None:
+    """Raise UserError if the converter in the folder `converter` does not know the class of the
+    checkpoint in `folder` either.
+    """
+    classes = read_classes(converter)
+    names = class_names(CheckpointFolder(folder).read_json("config.json"))
+    if classes is None or classes.text.intersection(names):
+        return
+    name = names[-1] if names else "model without a class name"
+    nearest = difflib.get_close_matches(name, sorted(classes.text), n=1)
+    raise UserError(
+        f"{folder} is a {name}, which neither llmcli nor llama.cpp's converter "
+        f"({describe_converter(config)}) knows" + "".join(f"; the nearest is {n}" for n in nearest),
+        hint="pull a GGUF of this model instead",
+    )
+
+
+def has_mmproj_class(folder: Path, converter: Path) -> bool | None:
+    """Return whether the converter in the folder `converter` makes an mmproj file of the checkpoint
+    in `folder`; None if this version does not say it.
+    """
+    classes = read_classes(converter)
+    if classes is None:
+        return None
+    names = class_names(CheckpointFolder(folder).read_json("config.json"), VISION_PARTS)
+    return bool(classes.mmproj.intersection(names))
 
 
 def read_classes(folder: Path) -> ConverterClasses | None:

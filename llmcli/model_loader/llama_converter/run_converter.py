@@ -49,7 +49,7 @@ INSTALL_HINT = "pip install 'llmcli[convert]'"
 # What the converter imports, besides the packages that llmcli requires.
 PACKAGES = ("torch", "transformers", "sentencepiece")
 GGUF_HINT = "pull a GGUF of this model instead"
-# `python -m` would import modules from the current folder, which may belong to somebody else.
+# With `python -m`, a module in the current folder could replace one of llmcli or of Python.
 CHILD_PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from llmcli.model_loader.llama_converter.child import main; main()"
@@ -75,14 +75,14 @@ class ConverterRequest:
 
     - `folder`: the checkpoint or adapter; `kind`: what is made of it, in a few words.
     - `script`: the script of the converter, and its arguments, `words`, without the output file.
-    - `texts`: keys that are added to the GGUF.
+    - `metadata`: keys and strings that are added to the metadata of the GGUF.
     """
 
     folder: Path
     kind: str
     script: str
     words: tuple[str, ...]
-    texts: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -92,26 +92,16 @@ class ConverterRequest:
 
 class Conversion:
     """A converter that runs. `header_file` has the complete header of its GGUF, and the size of the
-    GGUF; `file` has the weights, too, after `finish`.
+    GGUF. `file` is the GGUF itself, which has the weights after `finish`.
     """
+
+    file: Path  # set by wait_for_header
 
     def __init__(self, request: ConverterRequest, scratch: Path) -> None:
         self.request, self.scratch = request, scratch
         self.is_finished = False
         self._process: ChildProcess | None = None
         self._header = scratch / "header.gguf"
-
-    @property
-    def file(self) -> Path:
-        """The GGUF that the converter writes. Raises UserError if there is none."""
-        files = sorted((self.scratch / "out").glob("*.gguf"))
-        if len(files) != 1:
-            raise UserError(
-                f"llama.cpp's converter has written {len(files)} files for {self.request.name}, "
-                "not one",
-                hint=GGUF_HINT,
-            )
-        return files[0]
 
     @property
     def header_file(self) -> Path:
@@ -142,7 +132,14 @@ class Conversion:
         if not self._header.exists():
             self._require_success(process, ui)
             self.is_finished = True
-        self.file  # noqa: B018 (raises if there is none)
+        files = list((self.scratch / "out").glob("*.gguf"))
+        if len(files) != 1:
+            raise UserError(
+                f"llama.cpp's converter has written {len(files)} files for {self.request.name}, "
+                "not one",
+                hint=GGUF_HINT,
+            )
+        self.file = files[0]
 
     def finish(self, ui: "UI") -> None:
         """Let the converter write the weights, and wait for its end. Nothing is done if it has
@@ -183,15 +180,27 @@ class Conversion:
         raise _explain_failure(self.request, process.returncode, lines, ui)
 
 
-@contextmanager
-def start_conversion(request: ConverterRequest, config: "Config", ui: "UI") -> Iterator[Conversion]:
-    """Run the converter until the header of its GGUF is complete, and yield it. Its file and all its
-    other files are deleted when the with block ends.
-
-    Raises UserError if the converter or a package that it needs is missing, or if it fails.
+def prepare_converter(config: "Config", ui: "UI") -> Path:
+    """Return the folder of the converter, which is downloaded if it is missing. Raises UserError if
+    that fails, or if a package that the converter needs is not installed. No package is imported.
     """
-    require_packages()
-    folder = converter_source.fetch_converter(config, ui)
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        verb = "is" if len(missing) == 1 else "are"
+        raise UserError(
+            f"llama.cpp's converter needs {', '.join(missing)}, which {verb} not installed",
+            hint=INSTALL_HINT,
+        )
+    return converter_source.fetch_converter(config, ui)
+
+
+@contextmanager
+def start_conversion(
+    request: ConverterRequest, converter: Path, config: "Config", ui: "UI"
+) -> Iterator[Conversion]:
+    """Run the converter in the folder `converter` until the header of its GGUF is complete, and
+    yield it. Its file and all its other files are deleted when the with block ends. Raises UserError
+    if the converter fails.
+    """
     key = hashlib.sha256(f"{request.folder.absolute()} {request.kind}".encode()).hexdigest()[:16]
     scratch = config.cache / "conversions" / key
     file_name = re.sub(r"[{}]", "_", request.name)[:200]  # the converter would fill in braces
@@ -201,34 +210,22 @@ def start_conversion(request: ConverterRequest, config: "Config", ui: "UI") -> I
             make_folder(scratch / name)
         try:
             run = ConverterRun(
-                str(folder),
+                str(converter),
                 request.script,
                 (*request.words, "--outfile", str(scratch / "out" / f"{file_name}.gguf")),
                 str(scratch / "header.gguf"),
-                dict(request.texts),
+                dict(request.metadata),
             )
             root = str(Path(llmcli.__path__[0]).parent)
             command = [sys.executable, "-P", "-c", CHILD_PROGRAM, root, json.dumps(asdict(run))]
             with run_process_group(
-                command, scratch / "log", _environ(folder, scratch), scratch
+                command, scratch / "log", _environ(converter, scratch), scratch
             ) as process:
                 conversion = Conversion(request, scratch)
                 conversion.wait_for_header(process, ui)
                 yield conversion
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def require_packages() -> None:
-    """Raise UserError if a package that the converter needs is not installed. Nothing is
-    imported.
-    """
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        verb = "is" if len(missing) == 1 else "are"
-        raise UserError(
-            f"llama.cpp's converter needs {', '.join(missing)}, which {verb} not installed",
-            hint=INSTALL_HINT,
-        )
 
 
 def describe_cost(conversion: Conversion) -> str:

@@ -1,8 +1,8 @@
 """Files beside a model that llama.cpp's converter writes and llmcli does not run: the vision or audio
 part of a model (mmproj), and LoRA adapters.
 
-They are written as they are. The metadata says from which files they were made, so that a finished
-file is recognized, and a file of somebody else is never replaced.
+They are written as they are. Their metadata names the files that they were made from. By it, llmcli
+recognizes a finished file, and it replaces no file that it has not made.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from llmcli.atomic_files import sync_folder, write_error
 from llmcli.catalog import converter_source
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.llama_converter import road
+from llmcli.model_loader.llama_converter import converter_classes
 from llmcli.model_loader.llama_converter.run_converter import (
     GGUF_HINT,
     ConverterRequest,
     describe_cost,
-    require_packages,
+    prepare_converter,
     start_conversion,
 )
 from quant.checkpoint.adapters import ADAPTER_CONFIG
@@ -54,7 +54,7 @@ class SideFile:
 
     path: Path
     nbytes: int
-    header: "ModelHeader | None" = None
+    header: "ModelHeader"
     is_planned: bool = False
     is_present: bool = False
 
@@ -65,7 +65,7 @@ class _SideRequest:
     checkpoint's files that decide its bytes, and a check of its header.
     """
 
-    converter: ConverterRequest
+    conversion: ConverterRequest
     out: Path
     outtype: str
     files: tuple[Path, ...]
@@ -82,9 +82,8 @@ def check_mmproj(folder: Path, config: "Config", ui: "UI") -> None:
             f"--mmproj applies to checkpoint folders; {folder} is not a folder",
             hint="leave out --mmproj",
         )
-    require_packages()
-    converter_source.fetch_converter(config, ui)
-    if road.has_mmproj_class(folder, config) is False:
+    converter = prepare_converter(config, ui)
+    if converter_classes.has_mmproj_class(folder, converter) is False:
         raise UserError(
             f"{folder} has no vision or audio part that llama.cpp's converter "
             f"({converter_source.describe_converter(config)}) knows",
@@ -103,15 +102,16 @@ def write_mmproj(
     """Convert the vision or audio part of a checkpoint to the file `out`. `force`: replace any file
     there. `dry_run`: write nothing. Raises UserError.
     """
-    converter = ConverterRequest(
+    conversion = ConverterRequest(
         folder,
         "the vision or audio part",
         converter_source.CONVERT_SCRIPT,
         (str(folder), "--mmproj", "--outtype", "auto"),
     )
     files = tuple(sorted(folder.glob("*.safetensors"))) or tuple(sorted(folder.glob("*.bin")))
-    request = _SideRequest(converter, out, "auto", files, _check_mmproj_header)
-    return _write(request, config, ui, force=force, dry_run=dry_run)
+    request = _SideRequest(conversion, out, "auto", files, _check_mmproj_header)
+    converter = prepare_converter(config, ui)
+    return _write(request, converter, config, ui, force=force, dry_run=dry_run)
 
 
 def write_adapter(
@@ -130,20 +130,18 @@ def write_adapter(
 
     `force`: replace any file there. `dry_run`: write nothing. Raises UserError.
     """
-    require_packages()
-    converter_source.fetch_converter(config, ui)
-    road.require_text_class(base, config)
-    converter = ConverterRequest(
+    converter = prepare_converter(config, ui)
+    converter_classes.require_text_class(base, converter, config)
+    conversion = ConverterRequest(
         folder,
         "the adapter",
         converter_source.LORA_SCRIPT,
         (str(folder), "--base", str(base), "--outtype", outtype),
     )
     weights = tuple(folder / name for name in ADAPTER_FILES if (folder / name).is_file())
-    request = _SideRequest(
-        converter, out, outtype, (*weights[:1], base / "config.json"), _check_adapter_header
-    )
-    return _write(request, config, ui, force=force, dry_run=dry_run)
+    files = (*weights[:1], base / "config.json")
+    request = _SideRequest(conversion, out, outtype, files, _check_adapter_header)
+    return _write(request, converter, config, ui, force=force, dry_run=dry_run)
 
 
 def check_adapter(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
@@ -190,9 +188,17 @@ def check_adapter(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
 
 
 def _write(
-    request: _SideRequest, config: "Config", ui: "UI", *, force: bool, dry_run: bool
+    request: _SideRequest,
+    converter: Path,
+    config: "Config",
+    ui: "UI",
+    *,
+    force: bool,
+    dry_run: bool,
 ) -> SideFile:
-    """Run the converter and write its file, unless that is there already. Raises UserError."""
+    """Run the converter in the folder `converter` and write its file, unless that is there already.
+    Raises UserError.
+    """
     out, version = request.out, converter_source.describe_converter(config)
     require_output_name(out)
     settings = json.dumps(
@@ -204,13 +210,14 @@ def _write(
         return present
     if not dry_run:
         require_writable(out, force=force)
-    converter = replace(request.converter, texts={SOURCE_KEY: source, SETTINGS_KEY: settings})
-    with start_conversion(converter, config, ui) as conversion:
+    metadata = {SOURCE_KEY: source, SETTINGS_KEY: settings}
+    described = replace(request.conversion, metadata=metadata)
+    with start_conversion(described, converter, config, ui) as conversion:
         header = read_header.read_header(conversion.header_file)
         request.check(header)
         nbytes = conversion.nbytes
         ui.note(
-            f"llama.cpp's converter ({version}) converts {converter.kind} of {converter.name}: "
+            f"llama.cpp's converter ({version}) converts {described.kind} of {described.name}: "
             f"{describe_cost(conversion)}"
         )
         if dry_run:

@@ -62,7 +62,7 @@ HIDDEN_DEVICES = {
     "GGML_VK_VISIBLE_DEVICES": "",
     "OPENBLAS_NUM_THREADS": "1",
 }
-# `python -m` would import modules from the current folder, which may belong to somebody else.
+# With `python -m`, a module in the current folder could replace one of llmcli or of Python.
 CHILD_PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from llmcli.model_loader.rehearsal.child import main; main()"

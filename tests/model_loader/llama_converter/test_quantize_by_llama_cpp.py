@@ -233,6 +233,20 @@ def test_a_vocabulary_that_differs_from_the_tokenizer_is_refused_before_the_weig
     assert "convert tiny" not in done.err
 
 
+def test_damaged_weights_are_found_before_the_converter_runs(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert (done.code, calls(converter)) == (1, 0)
+    assert str(file) in done.err
+    file.unlink()
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert (done.code, calls(converter)) == (1, 0)
+    assert "has neither model.safetensors nor" in done.err
+
+
 def test_pickled_weights_need_allow_pickle(llmcli: Any, folder: Path, converter: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     done = llmcli("quantize", str(folder), "--q8_0")
