@@ -92,11 +92,12 @@ def convert(
             plan, model, writing.out, config, ui, is_custom=False, dry_run=writing.dry_run
         ) as target:
             if not writing.dry_run:
-                require_writable_file(plan.source, target, force=writing.force)
+                require_writable_file(plan.source.files, target, force=writing.force)
             mmproj = (
                 side_files.write_mmproj(
                     folder,
-                    side_files.mmproj_path(target, plan.source.name),
+                    target,
+                    plan.source.name,
                     config,
                     ui,
                     force=writing.force,

@@ -1,15 +1,15 @@
-"""Checks of the paths that models are written to: a file of someone else is never replaced, and
+"""Checks of the paths that models are written to: only files that llmcli has made are replaced, and
 nothing is written into the Hugging Face cache.
 """
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 from quant.errors import UserError
 from quant.gguf.header import read_file_header
 from quant.model_file.read_header import SHARD_NAME
 from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
-from quant.source.source import Source
 
 # Folders of a repository in the Hugging Face cache: models--ORG--NAME/snapshots/COMMIT/….
 CACHED_REPO_PREFIXES = ("models--", "datasets--", "spaces--")
@@ -43,10 +43,10 @@ def cached_repo(path: Path) -> str:
     return ""
 
 
-def require_writable_file(source: Source, out: Path, *, force: bool = False) -> None:
-    """Raise UserError if a file made from `source` cannot be written to `out`: the path must not be
-    a folder, a device or the source itself. Without `force`, an existing file must be empty, or be
-    a file that this program has made.
+def require_writable_file(source_files: Iterable[Path], out: Path, *, force: bool = False) -> None:
+    """Raise UserError if a file made from `source_files` cannot be written to `out`: the path must
+    not be a folder, a device or one of these files. Without `force`, an existing file must be empty,
+    or be a file that this program has made.
     """
     if out.is_dir():
         raise UserError(f"{out} is a folder", hint=f"name a file: -o {out / 'model.gguf'}")
@@ -58,7 +58,7 @@ def require_writable_file(source: Source, out: Path, *, force: bool = False) -> 
         raise UserError(
             f"there is no folder {out.parent}", hint=f"create it first: mkdir -p {out.parent}"
         )
-    if out.exists() and any(file.exists() and file.samefile(out) for file in source.files):
+    if out.exists() and any(file.exists() and file.samefile(out) for file in source_files):
         raise UserError(f"{out} is the source itself", hint="choose another name with -o")
     if not (force or is_replaceable(out)):
         raise UserError(

@@ -338,7 +338,7 @@ def _is_finished(plan: Plan, out: Path) -> bool:
 def require_writable_files(plan: Plan, out: Path, *, force: bool = False) -> None:
     """Raise UserError if the plan's files cannot be written. `force`: replace any file."""
     for file in plan.files(out):
-        require_writable_file(plan.source, file, force=force)
+        require_writable_file(plan.source.files, file, force=force)
 
 
 class _TypeTotals:

@@ -29,7 +29,7 @@ from quant.checkpoint.adapters import ADAPTER_CONFIG
 from quant.checkpoint.folder import CheckpointFolder
 from quant.gguf.header import TensorInfo
 from quant.model_file import read_header
-from quant.quantize.output_files import is_replaceable, require_output_name
+from quant.quantize.output_files import require_output_name, require_writable_file
 from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
 from quant.source.blob import LocalFile, read_samples
 
@@ -91,17 +91,21 @@ def check_mmproj(folder: Path, config: "Config", ui: "UI") -> None:
         )
 
 
-def mmproj_path(out: Path, name: str) -> Path:
-    """Return the path of the mmproj file beside the model file `out`. `name`: the model's name."""
-    return out.with_name(f"mmproj-{name}.gguf")
-
-
 def write_mmproj(
-    folder: Path, out: Path, config: "Config", ui: "UI", *, force: bool, dry_run: bool
+    folder: Path,
+    model_file: Path,
+    name: str,
+    config: "Config",
+    ui: "UI",
+    *,
+    force: bool,
+    dry_run: bool,
 ) -> SideFile:
-    """Convert the vision or audio part of a checkpoint to the file `out`. `force`: replace any file
-    there. `dry_run`: write nothing. Raises UserError.
+    """Convert the vision or audio part of a checkpoint to the file mmproj-NAME.gguf beside
+    `model_file`. `name`: the model's name. `force`: replace any file there. `dry_run`: write
+    nothing. Raises UserError.
     """
+    out = model_file.with_name(f"mmproj-{name}.gguf")
     conversion = ConverterRequest(
         folder,
         "the vision or audio part",
@@ -209,7 +213,7 @@ def _write(
         ui.note(f"{out} is up to date: nothing to do (--force makes it again)")
         return present
     if not dry_run:
-        require_writable(out, force=force)
+        require_writable_file(request.files, out, force=force)
     metadata = {SOURCE_KEY: source, SETTINGS_KEY: settings}
     described = replace(request.conversion, metadata=metadata)
     with start_conversion(described, converter, config, ui) as conversion:
@@ -244,21 +248,6 @@ def _find_present(out: Path, source: str, settings: str) -> SideFile | None:
         if keys == (source, settings)
         else None
     )
-
-
-def require_writable(out: Path, *, force: bool) -> None:
-    """Raise UserError if `out` cannot be written, or is a file that llmcli did not make."""
-    if not out.parent.is_dir():
-        raise UserError(
-            f"there is no folder {out.parent}", hint=f"create it first: mkdir -p {out.parent}"
-        )
-    if out.exists() and not out.is_file():
-        raise UserError(f"{out} is no ordinary file", hint="choose another name with -o")
-    if not (force or is_replaceable(out)):
-        raise UserError(
-            f"{out} exists and was not made by llmcli, so it is not replaced",
-            hint="move it away, or add --force",
-        )
 
 
 def _fingerprint(files: Sequence[Path]) -> str:

@@ -337,7 +337,7 @@ def check(job: QuantizeJob) -> None:
     elif job.model is None and not request.size.overrides_recipe:
         out_path = default_output_path(job.source, job.file_type)
     if out_path and not (request.max_shard_bytes or request.output.dry_run):
-        require_writable_file(job.source, out_path, force=request.output.force)
+        require_writable_file(job.source.files, out_path, force=request.output.force)
     if job.runs_model:
         require_output_path(job.model, out)
         plan_mix.validate(
@@ -444,7 +444,8 @@ def write_mmproj(job: QuantizeJob, target: Path, config: "Config", ui: "UI") -> 
     output = job.request.output
     return side_files.write_mmproj(
         job.source.path,
-        side_files.mmproj_path(target, job.source.name),
+        target,
+        job.source.name,
         config,
         ui,
         force=output.force,
