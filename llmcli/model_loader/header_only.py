@@ -6,6 +6,7 @@ header that the real file has or would have, and a hole in place of the weights.
 disk space, and a dry run reads only the header.
 """
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,15 +47,12 @@ class PlannedFile:
 @contextmanager
 def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[PlannedFile]:
     """Yield the file from which the model `ref` would be run, or a stand-in for it. Only headers
-    are downloaded, and nothing is quantized. For a checkpoint in a folder of which llmcli has no
-    family, llama.cpp's converter writes the header. A stand-in is deleted after the `with` block. `quant`:
-    the requested type; None: the type in the name or the catalog.
+    are downloaded, and nothing is quantized. If llmcli has no family for a checkpoint, llama.cpp's
+    converter writes the header. A stand-in is deleted after the `with` block. `quant`: the requested
+    type; None: the type in the name or the catalog.
 
     Raises UserError.
     """
-    from llmcli.model_loader.llama_converter import choose_converter
-    from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
-
     file_type = canonical_type(quant) if quant else None
     model = installed_model(fetch.resolve_ref(ref, config), config, ui, ref)
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
@@ -66,13 +64,8 @@ def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterato
             yield PlannedFile(model.name, existing_file, is_quantized=_is_quantized(model.path))
             return
         assert target_type
-        if reason := choose_converter.reason_for_llama_cpp(model.path, "auto"):
-            with convert_checkpoint(
-                model.path, reason, config, ui, allow_pickle=config.allow_pickle
-            ) as checkpoint:
-                stand_in = _write_stand_in(checkpoint.source, target_type, Path(folder))
-        else:
-            stand_in = _write_stand_in(_open_source(model), target_type, Path(folder))
+        with _open_source(model, Path(folder), config, ui) as source:
+            stand_in = _write_stand_in(source, target_type, Path(folder))
         yield PlannedFile(
             model.name,
             stand_in,
@@ -104,16 +97,48 @@ def _existing_file(model: FetchedModel, file_type: str | None, config: Config) -
     return Path(quantized.path) if quantized else None
 
 
-def _open_source(model: FetchedModel) -> "Source":
-    """Open the GGUF or the checkpoint of a model as a Source, without checking its tokenizer."""
+@contextmanager
+def _open_source(model: FetchedModel, folder: Path, config: Config, ui: UI) -> Iterator["Source"]:
+    """Open the GGUF or the checkpoint of a model as a Source, of which only the header can be read.
+    `folder`: where a stand-in for a checkpoint on the hub may be written. Raises UserError.
+    """
+    from llmcli.model_loader.llama_converter import choose_converter
     from quant.convert import checkpoint_source
     from quant.quantize import write
 
-    return (
-        write.open_gguf(model.path)
-        if model.kind == "gguf"
-        else checkpoint_source.open_checkpoint(model.path, blobs=model.blobs)
-    )
+    if model.kind == "gguf":
+        yield write.open_gguf(model.path)
+    elif reason := choose_converter.reason_for_llama_cpp(model.path, "auto"):
+        from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
+
+        path = _write_checkpoint_stand_in(model, folder) if model.blobs else model.path
+        with convert_checkpoint(
+            path, reason, config, ui, allow_pickle=config.allow_pickle
+        ) as checkpoint:
+            yield checkpoint.source
+    else:
+        yield checkpoint_source.open_checkpoint(
+            model.path, allow_pickle=config.allow_pickle, blobs=model.blobs
+        )
+
+
+def _write_checkpoint_stand_in(model: FetchedModel, folder: Path) -> Path:
+    """Write a stand-in for a checkpoint on the hub, and return its folder: its small files, and
+    sparse safetensors with their headers and a hole in place of the weights. llama.cpp's converter
+    reads no weights before it has written its own header.
+    """
+    from quant.checkpoint.safetensors import MAX_HEADER_BYTES
+
+    assert model.blobs is not None
+    stand_in = folder / "checkpoint" / model.name.rpartition("/")[2]
+    shutil.copytree(model.path, stand_in, ignore=shutil.ignore_patterns("*.safetensors"))
+    for name, blob in model.blobs.items():
+        header_bytes = int.from_bytes(blob.read(0, min(8, blob.size)).tobytes(), "little")
+        nbytes = min(8 + header_bytes, 8 + MAX_HEADER_BYTES, blob.size)
+        with (stand_in / name).open("wb") as stream:
+            stream.write(blob.read(0, nbytes).data)
+            stream.truncate(blob.size)
+    return stand_in
 
 
 def _write_stand_in(source: "Source", file_type: str, folder: Path) -> Path:
@@ -200,7 +225,8 @@ def _remote_checkpoint(
         )
     target_type = file_type or model.quant
     assert target_type, model
-    stand_in = _write_stand_in(_open_source(model), target_type, folder)
+    with _open_source(model, folder, config, ui) as source:
+        stand_in = _write_stand_in(source, target_type, folder)
     return PlannedFile(
         model.name,
         stand_in,
