@@ -2,6 +2,7 @@
 weight matrices. With --merge, adds up such files instead.
 """
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,10 +26,12 @@ from llmcli.text_input import expand_path
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from llmcli.config import Config
+    from llmcli.model_loader.quantize_file import OpenedSource
     from llmcli.ui import UI
     from llmcli.workflows.calibration.calibrate import CalibrationRequest, CalibrationResult
-    from quant.source.source import Source
 
 Refs = Annotated[
     list[str],
@@ -134,22 +137,26 @@ def calibrate(
     memory_bytes = parse_size(memory, "--memory", "memory") if memory else None
     options = options.with_placement(placement_flags.join(ui))
     texts.read_user_texts(text or [])  # report an unreadable text before a model is downloaded
-    source = _open_source(refs[0], config, ui)
-    require_distinct_paths([out, moments], [*source.files, *(text or [])])
-    with float_copy.open_runnable(source, config, ui, threads or 0) as path:
-        model_side = prepare_side(path, options, ui)
-        text_chunks, text_names = texts.calibration_chunks(model_side, text or [], chunks, seed, ui)
-        request = CalibrationRequest(
-            model_side,
-            source.fingerprint,
-            text_chunks,
-            text_names,
-            out,
-            moments,
-            memory_bytes,
-            fresh,
-        )
-        result = run_calibration(request, config, ui)
+    with _open_source(refs[0], config, ui) as opened:
+        source = opened.source
+        require_distinct_paths([out, moments], [*source.files, *(text or [])])
+        opened.write_weights()
+        with float_copy.open_runnable(source, config, ui, threads or 0) as path:
+            model_side = prepare_side(path, options, ui)
+            text_chunks, text_names = texts.calibration_chunks(
+                model_side, text or [], chunks, seed, ui
+            )
+            request = CalibrationRequest(
+                model_side,
+                source.fingerprint,
+                text_chunks,
+                text_names,
+                out,
+                moments,
+                memory_bytes,
+                fresh,
+            )
+            result = run_calibration(request, config, ui)
     _print_result(request, result, ui)
 
 
@@ -169,22 +176,28 @@ def _refuse_conflicts(models: int, memory: str | None, moments: Path | None) -> 
         )
 
 
-def _open_source(ref: str, config: "Config", ui: "UI") -> "Source":
+@contextmanager
+def _open_source(ref: str, config: "Config", ui: "UI") -> "Iterator[OpenedSource]":
     """Open the model with its original weights. Only if the name requests a type (NAME:TYPE),
     quantize them to this type first. Raises UserError.
     """
     from llmcli.catalog import fetch
     from llmcli.model_loader import pickle_hint, quantize_file
     from llmcli.model_loader.prepare import fetch_or_reuse, prepare_model
+    from llmcli.model_loader.quantize_file import ConverterSettings, SourceSettings
 
     with pickle_hint.pickle_hint(
         lambda: ["llmcli", "convert", ref, "-o", "floats.gguf", "--allow-pickle"]
     ):
-        if fetch.resolve_ref(ref, config).ref.quant:
-            return quantize_file.open_source(prepare_model(ref, None, config, ui).path)
-        return quantize_file.open_source(
-            fetch_or_reuse(ref, None, config, ui, keep_source=True).path
+        model = (
+            prepare_model(ref, None, config, ui)
+            if fetch.resolve_ref(ref, config).ref.quant
+            else fetch_or_reuse(ref, None, config, ui, keep_source=True)
         )
+        with quantize_file.open_by_converter(
+            model.path, SourceSettings(), ConverterSettings(), config, ui
+        ) as opened:
+            yield opened
 
 
 def _refuse_reading_options(options: dict[str, object]) -> None:

@@ -66,25 +66,31 @@ def pareto(
     reporting.check_path()
     placement = placement_flags.join(ui)
     model = quantize_file.find_model(ref, config, ui, keep_source=True)
-    source = quantize_file.open_source(model.path if model else expand_path(ref), reading)
-    require_distinct_paths(
-        [reporting.report_file], [*source.files, settings.imatrix, settings.moments, measuring.text]
-    )
-    plans = build_plans(source, settings, measuring.threads, placement, config, ui)
-    _print_notes(source, plans, ui)
-    request = compare.ParetoRequest(
-        source,
-        plans,
-        read_evaluation_text(measuring.text),
-        measuring.ctx,
-        measuring.chunks,
-        measuring.threads,
-        measuring.seconds,
-        measuring.keep,
-        measuring.fresh,
-        placement,
-    )
-    points = compare.compare(request, config, ui)
+    path = model.path if model else expand_path(ref).absolute()
+    with quantize_file.open_by_converter(
+        path, reading, quantize_file.ConverterSettings(), config, ui
+    ) as opened:
+        source = opened.source
+        require_distinct_paths(
+            [reporting.report_file],
+            [*source.files, settings.imatrix, settings.moments, measuring.text],
+        )
+        plans = build_plans(opened, settings, measuring.threads, placement, config, ui)
+        _print_notes(source, plans, ui)
+        request = compare.ParetoRequest(
+            source,
+            plans,
+            read_evaluation_text(measuring.text),
+            measuring.ctx,
+            measuring.chunks,
+            measuring.threads,
+            measuring.seconds,
+            measuring.keep,
+            measuring.fresh,
+            placement,
+            opened.write_weights,
+        )
+        points = compare.compare(request, config, ui)
     dominated = compare.dominated_by(points)
     if ui.json:
         ui.result(table.build_document(request, points, dominated))

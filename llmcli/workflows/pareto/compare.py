@@ -10,7 +10,7 @@ settings use the same sample, and the sampling error is reported.
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -84,7 +84,8 @@ class ParetoRequest:
     by the setting's name.
 
     `seconds`: duration of each speed test; 0: no tests. `keep_folder`: the folder in which the
-    model files stay; None: delete them.
+    model files stay; None: delete them. `write_weights`: is called before weights of the source are
+    read.
     """
 
     source: "Source"
@@ -97,6 +98,7 @@ class ParetoRequest:
     keep_folder: Path | None
     fresh: bool
     placement: PlacementOptions = NO_PLACEMENT
+    write_weights: Callable[[], None] = lambda: None
 
     @property
     def options(self) -> RunOptions:
@@ -149,6 +151,7 @@ def compare(request: ParetoRequest, config: "Config", ui: "UI") -> list[ParetoPo
         remaining = [name for name in request.plans if name not in points]
         if remaining:
             _require_disk_space(request, remaining, folder, config, ui)
+            request.write_weights()
             points |= _measure_settings(request, remaining, folder, config, ui)
         _remove_leftovers(folder)
     return [points[name] for name in request.plans]

@@ -26,6 +26,7 @@ from quant.recipes.tensor_types import NO_OVERRIDES, TypeOverrides
 
 if TYPE_CHECKING:
     from llmcli.config import Config
+    from llmcli.model_loader.quantize_file import OpenedSource
     from llmcli.ui import UI
     from quant.quantize.plan import Plan
     from quant.source.source import Source
@@ -34,7 +35,7 @@ MeasuredStatistics = tuple[Imatrix | None, MomentsFile | None]
 
 
 def build_plans(
-    source: "Source",
+    opened: "OpenedSource",
     settings: ParetoSettings,
     threads: int,
     placement: "PlacementOptions",
@@ -44,6 +45,7 @@ def build_plans(
     """Return the plan of each setting, by the setting's name.
     Raises UserError or UsageError if any setting is impossible.
     """
+    source = opened.source
     float_copy.require_vocabulary(source)
     sizes = _split_list(settings.target_size)
     types = [
@@ -63,6 +65,12 @@ def build_plans(
     ggml_builder = _make_builder(source, "ggml", "none", (None, None), threads)
     for size in sizes:  # check all sizes before the slow measurements for the first one
         allocate.target_budget(source, ggml_builder.mix_plan, SizeRequest(target_size=size))
+    if (
+        sizes
+        or any(choose.parse_fold_kinds(fold) for fold in folds)
+        or any(method_by_name(method).needs == "moments" for method in methods)
+    ):
+        opened.write_weights()
     measured = _load_statistics(source, settings, methods, folds, threads, placement, config, ui)
     plans = {}
     for fold in folds:

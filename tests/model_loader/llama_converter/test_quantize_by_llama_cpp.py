@@ -346,6 +346,76 @@ def test_a_folder_can_be_planned(llmcli: Any, folder: Path, converter: Path) -> 
     assert json.loads(done.out)["tensor_bytes"] == pytest.approx(planned, rel=0.3)
 
 
+def test_a_checkpoint_on_the_hub_is_planned_without_its_weights(
+    llmcli: Any, folder: Path, converter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = llmcli("plan", str(folder), "--json")
+    expected = json.loads(done.out)["weights_bytes"]
+    with Hub() as hub:
+        hub.add("org/tiny", folder)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        done = llmcli("plan", "org/tiny", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["weights_bytes"] == expected
+    assert "downloaded whole" not in done.err
+    assert leftovers() == []
+    assert not list((load_config().data / "models").glob("*/manifest.json"))
+
+
+def test_the_real_converter_plans_a_checkpoint_on_the_hub(
+    llmcli: Any, folder: Path, real_converter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = json.loads(llmcli("plan", str(folder), "--json").out)["weights_bytes"]
+    with Hub() as hub:
+        hub.add("org/tiny", folder)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        done = llmcli("plan", "org/tiny", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["weights_bytes"] == expected
+
+
+def test_calibrate_writes_the_statistics_of_the_same_model(
+    llmcli: Any, folder: Path, converter: Path, stories_gguf: Path, tmp_path: Path
+) -> None:
+    words = ("calibrate", "--chunks", "1", "--ctx", "64", "-t", "1", "-o")
+    out, expected = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    done = llmcli(*words, str(out), str(folder))
+    assert (done.code, calls(converter)) == (0, 1), done.err
+    assert llmcli(*words, str(expected), str(stories_gguf)).code == 0
+    assert tensor_contents(out) == tensor_contents(expected)
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("words", [("--types", "q8_0,q4_0"), ("--types", "q4_0", "--fold", "awq")])
+def test_pareto_compares_quantizations(
+    llmcli: Any, folder: Path, converter: Path, words: tuple[str, ...]
+) -> None:
+    words = ("pareto", str(folder), "--chunks", "1", "--ctx", "64", "--seconds", "0", *words)
+    done = llmcli(*words, "--json")
+    assert (done.code, calls(converter)) == (0, 1), done.err
+    points = json.loads(done.out)
+    done = llmcli(*words, "--json")
+    assert (done.code, json.loads(done.out)) == (0, points)
+    assert ("convert tiny" in done.err) == ("--fold" in words)
+    assert leftovers() == []
+
+
+def test_pareto_refuses_wrong_settings_before_weights_are_converted(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    done = llmcli("pareto", str(folder), "--types", "q9")
+    assert done.code != 0
+    assert "convert tiny" not in done.err
+
+
+def test_both_models_of_an_evaluation_can_be_converted(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    words = ("eval", str(folder), "--base", f"{folder}:Q8_0", "--chunks", "1", "--ctx", "64")
+    done = llmcli(*words, "--json")
+    assert (done.code, calls(converter)) == (0, 2), done.err
+
+
 def test_leftovers_of_a_killed_conversion_are_garbage(
     llmcli: Any, folder: Path, converter: Path
 ) -> None:
