@@ -23,6 +23,7 @@ from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata, gguf_tables
 from quant.convert.archs import ARCHS, prediction
 from quant.convert.archs.base import POOLING_FILE, Arch, ArchKey
+from quant.convert.archs.blocks import layer_count
 from quant.errors import UnknownClassError, UserError, list_first
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
 from quant.gguf.layout import encode_entry
@@ -261,10 +262,13 @@ def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
     """Return the model family of a checkpoint folder, and the checkpoint's settings.
 
     The settings have the text model's settings at the root, the family's defaults for everything
-    that config.json omits, and the content of POOLING_FILE. Raises UserError for families that are not supported.
+    that config.json omits, and the content of POOLING_FILE. Raises UserError for families that are
+    not supported, and for more layers than llama.cpp allows.
     """
-    config = _config(folder)
-    return _arch(folder.path, config).resolve(config)
+    stored = _config(folder)
+    arch, config = _arch(folder.path, stored).resolve(stored)
+    layer_count(config)
+    return arch, config
 
 
 def _config(folder: CheckpointFolder) -> CheckpointConfig:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # The settings of sentence-transformers' pooling. Its content is in the config under this name.
 POOLING_FILE = "1_Pooling/config.json"
-MAX_LAYERS = 512  # llama.cpp, LLAMA_MAX_LAYERS
 
 # Beginnings of metadata keys that have no prefix of the architecture.
 WHOLE_NAMES = ("tokenizer.", "xielu.")

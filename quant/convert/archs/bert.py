@@ -16,7 +16,7 @@ from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs import blocks
-from quant.convert.archs.base import MAX_LAYERS, POOLING_FILE, Arch, ArchKey, Shapes
+from quant.convert.archs.base import POOLING_FILE, Arch, ArchKey, Shapes
 
 MEAN, CLS, LAST, RANK = 1, 2, 3, 4  # llama_pooling_type
 # Modes of sentence-transformers, by their name and by the setting of older versions.
@@ -110,9 +110,8 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def encoder_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
     """Return the problems (see blocks.py) of settings that no encoder of llama.cpp supports."""
-    layers, count = blocks.layer_count(config), config.get_int("num_attention_heads")
+    count = config.get_int("num_attention_heads")
     return [
-        (layers > MAX_LAYERS, f"it has {layers} layers; llama.cpp allows {MAX_LAYERS}"),
         (
             config.get_int("hidden_size") % count,
             f"{count} heads cannot share {config.get_int('hidden_size')} values",

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs.base import MAX_LAYERS, ArchKey, Shapes, TensorOp, rope_row_order
+from quant.convert.archs.base import ArchKey, Shapes, TensorOp, rope_row_order
 from quant.errors import UserError
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
+MAX_LAYERS = 512  # llama.cpp, LLAMA_MAX_LAYERS
 ORIGINAL_LENGTH_KEY = "original_max_position_embeddings"
 ROPE_TYPES = ("default", "linear", "yarn")
 # for families whose graph in llama.cpp also reads rope_freqs.weight
@@ -25,8 +26,16 @@ ROPE_TYPES_WITH_FACTORS = (*ROPE_TYPES, "llama3")
 
 
 def layer_count(config: CheckpointConfig) -> int:
-    """Return the number of layers (blocks)."""
-    return config.get_int("num_hidden_layers")
+    """Return the number of layers (blocks).
+
+    Raises UserError if llama.cpp does not allow so many. Therefore every list with an entry for
+    each layer is short, whatever config.json says.
+    """
+    count = config.get_int("num_hidden_layers")
+    raise_problems(
+        config, [(count > MAX_LAYERS, f"it has {count} layers; llama.cpp allows {MAX_LAYERS}")]
+    )
+    return count
 
 
 def head_counts(config: CheckpointConfig) -> tuple[int, int, int]:
@@ -182,10 +191,6 @@ def common_problems(
         settings.values.get("partial_rotary_factor") in (None, 1),
     )
     return [
-        (
-            layer_count(config) > MAX_LAYERS,
-            f"it has {layer_count(config)} layers; llama.cpp allows {MAX_LAYERS}",
-        ),
         (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
         (head_dim % 2, f"its heads have {head_dim} values: rotary halves need an even number"),
         (
@@ -339,7 +344,7 @@ def has_sliding_window(config: CheckpointConfig, is_sliding: Callable[[int, int]
         if config.values.get("max_window_layers") == 0
         else config.get_int("max_window_layers", default=28)
     )
-    return any(is_sliding(layer, bound) for layer in range(min(layer_count(config), MAX_LAYERS)))
+    return any(is_sliding(layer, bound) for layer in range(layer_count(config)))
 
 
 def problem_head_width(config: CheckpointConfig) -> tuple[object, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs import blocks, experts, state_space
-from quant.convert.archs.base import MAX_LAYERS, Arch, ArchKey, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -67,12 +67,11 @@ def step_rank(config: CheckpointConfig) -> int:
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's jamba computes differently. Return no notes."""
-    layers, expand = blocks.layer_count(config), config.get_int("mamba_expand")
-    (count, kv_heads, _), activation = blocks.head_counts(config), config.values.get("hidden_act")
+    count, kv_heads, _ = blocks.head_counts(config)
+    expand, activation = config.get_int("mamba_expand"), config.values.get("hidden_act")
     blocks.raise_problems(
         config,
         [
-            (layers > MAX_LAYERS, f"it has {layers} layers; llama.cpp allows {MAX_LAYERS}"),
             (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
             blocks.problem_head_width(config),
             (activation != "silu", f"its activation is {activation}"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs import blocks, state_space
-from quant.convert.archs.base import MAX_LAYERS, Arch, ArchKey, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes
 from quant.convert.archs.state_space import Mamba2Widths
 
 if TYPE_CHECKING:
@@ -46,12 +46,11 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's mamba2 computes differently. Return no
     notes.
     """
-    layers, sizes = blocks.layer_count(config), widths(config)
-    activation, head_dim = config.values.get("hidden_act"), config.get_int("head_dim")
+    sizes, head_dim = widths(config), config.get_int("head_dim")
+    activation = config.values.get("hidden_act")
     blocks.raise_problems(
         config,
         [
-            (layers > MAX_LAYERS, f"it has {layers} layers; llama.cpp allows {MAX_LAYERS}"),
             (activation != "silu", f"its activation is {activation}"),
             (
                 head_dim * sizes.heads != sizes.inner,

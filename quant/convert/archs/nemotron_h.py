@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs import blocks, deepseek2, experts, state_space
-from quant.convert.archs.base import MAX_LAYERS, Arch, ArchKey, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes
 from quant.convert.archs.state_space import Mamba2Widths
 
 if TYPE_CHECKING:
@@ -98,10 +98,9 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's nemotron_h computes differently; return notes
     for the user.
     """
-    (count, kv_heads, _), layers = blocks.head_counts(config), blocks.layer_count(config)
+    count, kv_heads, _ = blocks.head_counts(config)
     activations = config.values.get("mlp_hidden_act"), config.values.get("mamba_hidden_act")
     problems = [
-        (layers > MAX_LAYERS, f"it has {layers} layers; llama.cpp allows {MAX_LAYERS}"),
         (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
         (
             activations != ("relu2", "silu"),

@@ -14,7 +14,7 @@ from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert.archs import blocks, experts, prediction
-from quant.convert.archs.base import MAX_LAYERS, Arch, ArchKey, Shapes, TensorOp
+from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp
 from quant.convert.archs.qwen2_moe import problem_dense_blocks
 from quant.errors import UserError
 
@@ -42,7 +42,7 @@ def linear_layers(config: CheckpointConfig) -> list[bool]:
     types, count = config.values.get("layer_types"), blocks.layer_count(config)
     if types is None:
         interval = full_attention_interval(config)
-        return [bool((layer + 1) % interval) for layer in range(min(count, MAX_LAYERS))]
+        return [bool((layer + 1) % interval) for layer in range(count)]
     if (
         not isinstance(types, list)
         or len(types) != count

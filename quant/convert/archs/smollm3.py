@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, llama
-from quant.convert.archs.base import MAX_LAYERS, no_tensors
+from quant.convert.archs.base import no_tensors
 
 # Every layer whose number from 1 is a multiple of this has no rotary positions
 # (n_no_rope_layer_step in llama.cpp).
@@ -20,8 +20,7 @@ def check(config: CheckpointConfig) -> list[str]:
     no notes.
     """
     expected_layers = [
-        (layer + 1) % NO_ROPE_STEP_LAYERS != 0
-        for layer in range(min(blocks.layer_count(config), MAX_LAYERS))
+        (layer + 1) % NO_ROPE_STEP_LAYERS != 0 for layer in range(blocks.layer_count(config))
     ]
     blocks.raise_problems(
         config,

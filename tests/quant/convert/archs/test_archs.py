@@ -3,6 +3,7 @@ and transformers.
 """
 
 import contextlib
+import tracemalloc
 from typing import Any
 
 import gguf
@@ -59,6 +60,23 @@ def test_keys_of_an_architecture_are_unique_and_can_be_encoded(case: families.Ca
     keys = arch.keys(values)
     assert len({key.name for key in keys}) == len(keys)
     assert all(encode_entry(key.kind, key.value) for key in keys)
+
+
+@pytest.mark.parametrize("name", sorted(ARCHS.keys() - {"NemotronHForCausalLM"}))
+def test_too_many_layers_are_refused_before_a_list_has_an_entry_for_each(name: str) -> None:
+    """Nemotron H lists its layers in config.json, so that their number is not a setting."""
+    case = next(case for case in families.cases() if case.hf == name)
+
+    def read() -> None:
+        arch, values = config(case, num_hidden_layers=1 << 24)
+        _ = arch.check(values), arch.keys(values)
+
+    tracemalloc.start()
+    with pytest.raises(UserError):
+        read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
 
 
 LLAMA = next(case for case in families.cases() if case.hf == "LlamaForCausalLM")
