@@ -206,24 +206,27 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors under names that the gguf package knows, without the heads for training
     and without the rows of positions that are never used.
     """
-    result: Tensors = {}
-    for name, tensor in tensors.items():
-        known = PREFIX.sub("", name)
-        for old, new in OLD_ENDINGS.items():
-            if known.endswith(old):
-                known = known.removesuffix(old) + new
-        if is_classifier(config):
-            # BERT's head is its pooler and one matrix; RoBERTa's has both matrices itself
-            known = re.sub(r"^pooler\.dense\.", "classifier.dense.", known)
-            known = re.sub(r"^classifier\.(weight|bias)$", r"classifier.out_proj.\1", known)
-        if known.startswith(UNUSED_PARTS):
-            continue
-        offset = position_offset(config)
-        if known == POSITIONS_NAME and offset and len(tensor.shape) == 2:
-            first = min(offset, tensor.shape[0])
-            tensor = tensor_views.pick_range(tensor, first, tensor.shape[0])
-        result[name if known in result else known] = tensor
+    result = blocks.rename_tensors(tensors, lambda name: _known_name(name, is_classifier(config)))
+    positions, offset = result.get(POSITIONS_NAME), position_offset(config)
+    if positions and offset and len(positions.shape) == 2:
+        count = positions.shape[0]
+        result[POSITIONS_NAME] = tensor_views.pick_range(positions, min(offset, count), count)
     return result
+
+
+def _known_name(name: str, has_head: bool) -> str | None:
+    """Return the name of a tensor in the gguf package's tables, or None for a tensor of a head for
+    training. `has_head`: whether the model has a head that scores a text.
+    """
+    known = PREFIX.sub("", name)
+    for old, new in OLD_ENDINGS.items():
+        if known.endswith(old):
+            known = known.removesuffix(old) + new
+    if has_head:
+        # BERT's head is its pooler and one matrix; RoBERTa's has both matrices itself
+        known = re.sub(r"^pooler\.dense\.", "classifier.dense.", known)
+        known = re.sub(r"^classifier\.(weight|bias)$", r"classifier.out_proj.\1", known)
+    return None if known.startswith(UNUSED_PARTS) else known
 
 
 BERT = Arch(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs.base import ArchKey, Shapes, TensorOp, rope_row_order
 from quant.errors import UserError
 
@@ -474,6 +475,20 @@ def shapes_by_block(count: int, block_shapes: Callable[[int], Shapes]) -> Shapes
         for layer in range(count)
         for role, shape in block_shapes(layer).items()
     }
+
+
+def rename_tensors(tensors: Tensors, new_name: Callable[[str], str | None]) -> Tensors:
+    """Return the tensors under the names that `new_name` returns for their names, without those for
+    which it returns None.
+
+    A tensor whose new name is taken keeps its name, so that the converter reports it as unknown.
+    """
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        renamed = new_name(name)
+        if renamed is not None:
+            result[name if renamed in tensors or renamed in result else renamed] = tensor
+    return result
 
 
 def llama3_rope_factors(config: CheckpointConfig) -> "dict[str, F32]":

@@ -106,11 +106,10 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with those of the state-space layers as llama.cpp stores them, under the
     names of transformers. Codestral's begin with "model.".
     """
-    result: Tensors = {}
-    for name, tensor in state_space.prepare_mixers(config.get_int("n_groups"), tensors).items():
-        known = re.sub(r"^model\.(?=backbone\.|lm_head\.)", "", name)
-        result[name if known in result else known] = tensor
-    return result
+    prepared = state_space.prepare_mixers(config.get_int("n_groups"), tensors)
+    return blocks.rename_tensors(
+        prepared, lambda name: re.sub(r"^model\.(?=backbone\.|lm_head\.)", "", name)
+    )
 
 
 MAMBA2 = Arch(

@@ -140,15 +140,15 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors under names that the gguf package knows, without the head for
     training.
     """
-    result: Tensors = {}
-    for name, tensor in tensors.items():
-        known = re.sub(r"^model\.", "", name)
-        if bert.is_classifier(config):
-            known = re.sub(r"^classifier\.", "classifier.out_proj.", known)
-        elif known.startswith(("head.", "decoder.")):
-            continue
-        result[name if known in result else known] = tensor
-    return result
+    has_head = bert.is_classifier(config)
+
+    def known_name(name: str) -> str | None:
+        known = name.removeprefix("model.")
+        if has_head:
+            return re.sub(r"^classifier\.", "classifier.out_proj.", known)
+        return None if known.startswith(("head.", "decoder.")) else known
+
+    return blocks.rename_tensors(tensors, known_name)
 
 
 MODERN_BERT = Arch(

@@ -269,15 +269,8 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with experts stacked and those of the state-space layers as llama.cpp
     stores them, under names that the gguf package knows. The MTP layers are left out.
     """
-    result: Tensors = {}
-    for name, tensor in state_space.prepare_mixers(config.get_int("n_groups"), tensors).items():
-        known = re.sub(r"^model\.", "backbone.", name)
-        if known.startswith("mtp."):
-            continue
-        if match := EXPERT_NAME.fullmatch(known):
-            known = f"model.{match[1]}.mlp.{match[2]}"
-        known = known.replace("e_score_correction_bias", "e_score_correction.bias")
-        result[name if known in result else known] = tensor
+    prepared = state_space.prepare_mixers(config.get_int("n_groups"), tensors)
+    result = blocks.rename_tensors(prepared, _known_name)
     if not has_experts(config):
         return result
     return {
@@ -285,6 +278,18 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
         f"{name}.weight" if name.endswith(".mlp.experts.up_proj") else name: tensor
         for name, tensor in experts.stack_experts(config, result).items()
     }
+
+
+def _known_name(name: str) -> str | None:
+    """Return the name of a tensor in the gguf package's tables, or of experts as stack_experts()
+    reads it; None for a tensor of an MTP layer.
+    """
+    if name.startswith("mtp."):
+        return None
+    known = re.sub(r"^model\.", "backbone.", name)
+    if match := EXPERT_NAME.fullmatch(known):
+        known = f"model.{match[1]}.mlp.{match[2]}"
+    return known.replace("e_score_correction_bias", "e_score_correction.bias")
 
 
 def select(config: CheckpointConfig) -> Arch:

@@ -151,16 +151,7 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors under names that the gguf package knows, with queries, keys and values in
     one matrix, and without the heads for training.
     """
-    result: Tensors = {}
-    for name, tensor in tensors.items():
-        known = PREFIX.sub("", name)
-        if known.startswith(bert.UNUSED_PARTS):
-            continue
-        if match := LAYER_NAME.fullmatch(known):
-            part = OLD_NAMES.get(match[2], match[2])
-            known = f"encoder.layers.{match[1]}.{part}.{match[3]}"
-        known = known.replace("embeddings.LayerNorm.", "emb_ln.")
-        result[name if known in result else known] = tensor
+    result = blocks.rename_tensors(tensors, _known_name)
     for layer in range(blocks.layer_count(config)):
         names = [f"encoder.layers.{layer}.{part}.weight" for part in PARTS]
         parts = [result[name] for name in names if name in result]
@@ -170,6 +161,19 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
                 del result[name]
             result[fused] = tensor_views.concatenate(fused, parts)
     return result
+
+
+def _known_name(name: str) -> str | None:
+    """Return the name of a tensor in the gguf package's tables, or None for a tensor of a head for
+    training.
+    """
+    known = PREFIX.sub("", name)
+    if known.startswith(bert.UNUSED_PARTS):
+        return None
+    if match := LAYER_NAME.fullmatch(known):
+        part = OLD_NAMES.get(match[2], match[2])
+        known = f"encoder.layers.{match[1]}.{part}.{match[3]}"
+    return known.replace("embeddings.LayerNorm.", "emb_ln.")
 
 
 NOMIC_BERT = Arch(

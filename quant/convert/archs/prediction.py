@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
+from quant.convert.archs import blocks
 from quant.convert.archs.base import ArchKey, Shapes
 
 COUNT_SETTING = "llmcli_prediction_layers"
@@ -46,11 +47,7 @@ def number_layers(tensors: Tensors, normal_count: int) -> Tensors:
 
     Tensors with unknown names, or with names that are taken, stay unchanged.
     """
-    result: Tensors = {}
-    for name, tensor in tensors.items():
-        moved = _layer_name(name, normal_count)
-        result[name if moved in tensors or moved in result else moved] = tensor
-    return result
+    return blocks.rename_tensors(tensors, lambda name: _layer_name(name, normal_count))
 
 
 def _layer_name(name: str, normal_count: int) -> str:

@@ -4,17 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.folder import CheckpointFolder
 from quant.convert import checkpoint_source
-from quant.convert.archs import bert
+from quant.convert.archs import ARCHS, bert
 from quant.convert.archs.base import POOLING_FILE
 from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import plan, write
 from tests.quant import families
+from tests.quant.checkpoint.test_tensor_views import lazy
 from tests.quant.released import CONFIGS
 
 BGE = "bge-small-en-v1.5"
@@ -111,9 +113,31 @@ def test_note_tells_that_pairs_are_scored_without_types(tmp_path: Path) -> None:
     assert "token types" in note
 
 
+@pytest.mark.parametrize(
+    ("hf", "names"),
+    [
+        (
+            "BertModel",
+            ["bert.embeddings.word_embeddings.weight", "embeddings.word_embeddings.weight"],
+        ),
+        ("BertModel", ["embeddings.LayerNorm.gamma", "embeddings.LayerNorm.weight"]),
+        ("ModernBertModel", ["model.final_norm.weight", "final_norm.weight"]),
+        ("NomicBertModel", ["embeddings.LayerNorm.weight", "emb_ln.weight"]),
+        ("Mamba2ForCausalLM", ["model.backbone.norm_f.weight", "backbone.norm_f.weight"]),
+        ("NemotronHForCausalLM", ["model.norm_f.weight", "backbone.norm_f.weight"]),
+    ],
+)
+def test_both_tensors_are_kept_if_they_would_get_the_same_name(hf: str, names: list[str]) -> None:
+    """The converter then reports the one with the unknown name."""
+    case = next(case for case in families.cases() if case.hf == hf)
+    arch, config = ARCHS[hf].resolve(CheckpointConfig(families.settings(case), "config.json"))
+    for order in (names, names[::-1]):
+        tensors = {name: lazy(np.zeros((4, 4), np.float32), name) for name in order}
+        assert set(arch.prepare(config, tensors)) == set(names)
+
+
 def test_names_of_the_first_checkpoints_are_read(tmp_path: Path) -> None:
     """TensorFlow's names of norms, prefixes of the class, and heads for training."""
-    import numpy as np
     from safetensors.numpy import load_file, save_file
 
     case = next(case for case in families.cases() if case.name == "bert")
