@@ -97,10 +97,10 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with experts stacked and the router's bias renamed."""
-    return {
-        f"{name}.bias" if name.endswith(".mlp.expert_bias") else name: tensor
-        for name, tensor in experts.stack_experts(config, tensors).items()
-    }
+    return blocks.rename_tensors(
+        experts.stack_experts(config, tensors),
+        lambda name: f"{name}.bias" if name.endswith(".mlp.expert_bias") else name,
+    )
 
 
 AFMOE = Arch(

@@ -107,18 +107,7 @@ def sliding_layers(config: CheckpointConfig, period: int) -> list[bool]:
     types = config.values.get("layer_types")
     if types is None:
         return [bool((layer + 1) % period) for layer in range(layer_count(config))]
-    allowed = ("sliding_attention", "full_attention")
-    if (
-        not isinstance(types, list)
-        or len(types) != layer_count(config)
-        or any(kind not in allowed for kind in types)
-    ):
-        raise UserError(
-            f"{config.location}: layer_types should have {layer_count(config)} entries, "
-            f"each {' or '.join(allowed)}",
-            hint="fetch it again",
-        )
-    return [kind == "sliding_attention" for kind in types]
+    return layers_of_kind(config, types, ("sliding_attention",), ("full_attention",))
 
 
 def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: int) -> list[ArchKey]:
@@ -147,8 +136,8 @@ def layers_of_kind(
         or any(kind not in allowed for kind in types)
     ):
         raise UserError(
-            f"{config.location}: the types of layers should be {layer_count(config)} entries, "
-            f"each {' or '.join(allowed)}",
+            f"{config.location}: the types of layers (layer_types) should be "
+            f"{layer_count(config)} entries, each {' or '.join(allowed)}",
             hint="fetch it again",
         )
     return [kind in kinds for kind in types]
@@ -357,12 +346,18 @@ def problem_head_width(config: CheckpointConfig) -> tuple[object, str]:
     return differs, f"its heads have {head_dim} values, not hidden_size / heads"
 
 
+def problem_shared_keys(config: CheckpointConfig) -> tuple[object, str]:
+    """Return the problem (condition, text) that several query heads share a key-value head."""
+    count, kv_heads, _ = head_counts(config)
+    return count != kv_heads, "its query heads share keys and values"
+
+
 def problem_biases(config: CheckpointConfig, *settings: str) -> tuple[object, str]:
     """Return the problem (condition, text) that the model has biases that llama.cpp does not add.
     `settings` are the names of the flags in the config that say whether the model has such biases.
     """
     names = [name for name in settings if config.get_bool(name)]
-    return names, f"{' and '.join(names)}: llama.cpp does not add these biases"
+    return names, f"it has biases that llama.cpp does not add ({' and '.join(names)})"
 
 
 def problem_undivided_rope(config: CheckpointConfig) -> tuple[object, str]:
@@ -376,6 +371,29 @@ def problem_undivided_rope(config: CheckpointConfig) -> tuple[object, str]:
         and not parameters.keys() & {"full_attention", "sliding_attention"}
     )
     return undivided, "its rope_parameters do not distinguish global layers from sliding ones"
+
+
+def window_notes(config: CheckpointConfig, architecture: str) -> list[str]:
+    """Return a note if all layers have a sliding window, for a family of which llama.cpp ignores
+    the window. `architecture` is llama.cpp's name of the family.
+    """
+    width = config.values.get("sliding_window")
+    if not isinstance(width, int) or width >= config.get_int("max_position_embeddings"):
+        return []
+    return [
+        f"this model attends to {width} positions, llama.cpp's {architecture} to all: "
+        "answers may differ in longer texts"
+    ]
+
+
+def eps_notes(config: CheckpointConfig, norms: str, eps: float) -> list[str]:
+    """Return a note if llama.cpp computes some norms with the eps of config.json, although
+    transformers always uses `eps`. `norms` names these norms.
+    """
+    used = config.get_float("rms_norm_eps", eps)
+    if used == eps:
+        return []
+    return [f"the norms of {norms} have eps {eps:g} in transformers and {used:g} in llama.cpp"]
 
 
 def embedding_and_head(config: CheckpointConfig) -> Shapes:
@@ -402,6 +420,18 @@ def attention_shapes(config: CheckpointConfig) -> Shapes:
     }
 
 
+def fused_attention_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of one block's attention, with queries, keys and values in one matrix, and
+    the norm before it, by role.
+    """
+    hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), head_counts(config)
+    return {
+        "attn_norm.weight": (hidden,),
+        "attn_qkv.weight": ((count + 2 * kv_heads) * head_dim, hidden),
+        "attn_output.weight": (hidden, count * head_dim),
+    }
+
+
 def qkv_bias_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's biases of queries, keys and values, by role."""
     count, kv_heads, head_dim = head_counts(config)
@@ -413,6 +443,22 @@ def head_norm_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's norms of each query head and each key head, by role."""
     head_dim = head_counts(config)[2]
     return {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
+
+
+def separate_head_norm_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of one block's norms of query heads and key heads, by role, where each head
+    has weights of its own.
+    """
+    count, kv_heads, head_dim = head_counts(config)
+    return {"attn_q_norm.weight": (count, head_dim), "attn_k_norm.weight": (kv_heads, head_dim)}
+
+
+def joint_head_norm_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of one block's norm over all query heads together and of that over all key
+    heads together, by role.
+    """
+    count, kv_heads, head_dim = head_counts(config)
+    return {"attn_q_norm.weight": (count * head_dim,), "attn_k_norm.weight": (kv_heads * head_dim,)}
 
 
 def feed_forward_shapes(config: CheckpointConfig) -> Shapes:
@@ -433,6 +479,14 @@ def plain_feed_forward_shapes(config: CheckpointConfig) -> Shapes:
     shapes = feed_forward_shapes(config)
     del shapes["ffn_gate.weight"]
     return shapes
+
+
+def output_bias_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of the biases of one block's attention output and of its feed-forward
+    without a gate, by role.
+    """
+    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
+    return {"attn_output.bias": (hidden,), "ffn_up.bias": (ff,), "ffn_down.bias": (hidden,)}
 
 
 def norm_bias_shapes(config: CheckpointConfig, *roles: str) -> Shapes:

@@ -121,14 +121,10 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    count, kv_heads, head_dim = blocks.head_counts(config)
     block = blocks.attention_shapes(config) | blocks.feed_forward_shapes(config)
     del block["ffn_norm.weight"]
     if config.get_bool("use_qk_norm"):
-        block |= {
-            "attn_q_norm.weight": (count, head_dim),
-            "attn_k_norm.weight": (kv_heads, head_dim),
-        }
+        block |= blocks.separate_head_norm_shapes(config)
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, block)
 
 

@@ -91,7 +91,7 @@ def check_v2(config: CheckpointConfig) -> list[str]:
                 "it scores groups of experts by their best one, llama.cpp by their best two",
             ),
             (config.get_bool("norm_topk_prob"), "norm_topk_prob is true"),
-            (config.get_bool("mlp_bias"), "its feed-forward has biases (mlp_bias)"),
+            blocks.problem_biases(config, "mlp_bias"),
         ],
     )
     return _notes(config)
@@ -126,7 +126,7 @@ def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]
             config.get_int("num_key_value_heads", default=sizes.heads) != sizes.heads,
             "its query heads share keys and values",
         ),
-        (config.get_bool("attention_bias"), "its attention has biases (attention_bias)"),
+        blocks.problem_biases(config, "attention_bias"),
         (
             lite and sizes.query_rank,
             f"llama.cpp expects no q_lora_rank in a model of {layers} layers",
@@ -164,13 +164,7 @@ def router_problems(config: CheckpointConfig, scoring: str) -> list[tuple[object
 
 def _notes(config: CheckpointConfig) -> list[str]:
     """Return a note about norms that llama.cpp computes with a different eps."""
-    eps = config.get_float("rms_norm_eps", INNER_NORM_EPS)
-    if eps == INNER_NORM_EPS:
-        return []
-    return [
-        f"the norms of compressed queries and keys have eps {INNER_NORM_EPS:g} in transformers and "
-        f"{eps:g} in llama.cpp"
-    ]
+    return blocks.eps_notes(config, "compressed queries and keys", INNER_NORM_EPS)
 
 
 def _rotary_part(config: CheckpointConfig, **changes: Any) -> CheckpointConfig:

@@ -20,7 +20,6 @@ DEFAULTS = {  # defaults of transformers' Dots1Config
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's dots1 computes differently. Return no notes."""
-    count, kv_heads, _ = blocks.head_counts(config)
     scoring = config.values.get("scoring_func", "sigmoid")
     router = deepseek2.router_problems(config, "noaux_tc" if scoring == "noaux_tc" else "sigmoid")
     blocks.raise_problems(
@@ -29,7 +28,7 @@ def check(config: CheckpointConfig) -> list[str]:
             *blocks.common_problems(config),
             *router,
             blocks.problem_biases(config, "attention_bias"),
-            (count != kv_heads, "its query heads share keys and values"),
+            blocks.problem_shared_keys(config),
             (_has_window(config), "some of its layers have a sliding window"),
         ],
     )

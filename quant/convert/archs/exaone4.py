@@ -74,10 +74,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         | blocks.feed_forward_shapes(config)
         | blocks.post_norm_shapes(config)
     )
-    absent = ("attn_norm.weight", "ffn_norm.weight")
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, {role: shape for role, shape in block.items() if role not in absent}
-    )
+    del block["attn_norm.weight"], block["ffn_norm.weight"]
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, block)
 
 
 EXAONE4 = Arch(

@@ -13,9 +13,11 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor, Tensors
+from quant.convert.archs import blocks
 from quant.convert.archs.base import ArchKey, Shapes
 
 MAX_EXPERTS = 1024  # llama.cpp, LLAMA_MAX_EXPERTS
+SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
 EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d{1,4})\.(\w+\.(?:weight|bias))")
 FUSED_GATE_UP_NAME = re.compile(r"(.+\.experts)\.gate_up_proj(?:\.weight)?")
 FUSED_DOWN_NAME = re.compile(r"(.+\.experts\.down_proj)(?:\.weight)?")
@@ -68,6 +70,13 @@ def expert_shapes(config: CheckpointConfig, ff: int) -> Shapes:
     }
 
 
+def sparse_feed_forward_shapes(config: CheckpointConfig, ff: int) -> Shapes:
+    """Return the shapes of one block's router, stacked experts and the norm before them, by role.
+    The feed-forward of an expert has the width `ff`.
+    """
+    return {"ffn_norm.weight": (config.get_int("hidden_size"),), **expert_shapes(config, ff)}
+
+
 def shared_expert_shapes(config: CheckpointConfig, ff: int) -> Shapes:
     """Return the shapes of one block's shared experts, which all tokens use, by role. All of them
     together have the width `ff`.
@@ -84,10 +93,10 @@ def stack_experts_and_name_biases(config: CheckpointConfig, tensors: Tensors) ->
     """Return the tensors with the experts of each block stacked (see stack_experts), and with the
     biases that correct the router's scores under names that the gguf package knows.
     """
-    return {
-        name.replace("e_score_correction_bias", "e_score_correction.bias"): tensor
-        for name, tensor in stack_experts(config, tensors).items()
-    }
+    return blocks.rename_tensors(
+        stack_experts(config, tensors),
+        lambda name: name.replace("e_score_correction_bias", "e_score_correction.bias"),
+    )
 
 
 def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:

@@ -56,7 +56,7 @@ def gemma_problems(config: CheckpointConfig, large_model_layers: int) -> list[tu
             scalar_setting != computed,
             f"its query_pre_attn_scalar is {scalar_setting}; llama.cpp computes with {computed}",
         ),
-        (config.get_bool("attention_bias"), "its attention has biases"),
+        blocks.problem_biases(config, "attention_bias"),
         (config.get_bool("use_bidirectional_attention"), "it attends to later tokens"),
     ]
 

@@ -146,7 +146,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 is_unlabeled,
                 "its rope_parameters do not distinguish global layers from sliding ones",
             ),
-            (config.get_bool("attention_bias"), "its attention has biases"),
+            blocks.problem_biases(config, "attention_bias"),
             (
                 config.get_int("vocab_size_per_layer_input", default=vocab) > vocab,
                 "more tokens have embeddings for each layer than there are",

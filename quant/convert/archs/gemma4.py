@@ -207,7 +207,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 "its rope_parameters do not have settings for both types of layers",
             ),
             (local["rope_type"] != "default", "its layers with a window have scaled positions"),
-            (config.get_bool("attention_bias"), "its attention has biases"),
+            blocks.problem_biases(config, "attention_bias"),
             (values.get("use_bidirectional_attention") == "all", "it attends to later tokens"),
             (values.get("sliding_window") is None, "its sliding_window is null"),
             (not any(sliding), "it has no layer with a sliding window"),

@@ -36,7 +36,6 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gptneox computes differently. Return
     no notes.
     """
-    count, kv_heads, _ = blocks.head_counts(config)
     blocks.raise_problems(
         config,
         [
@@ -46,7 +45,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 allow_partial_rotary=True,
             ),
             blocks.problem_head_width(config),
-            (count != kv_heads, "its query heads share keys and values"),
+            blocks.problem_shared_keys(config),
             (not config.get_bool("attention_bias"), "its attention has no biases"),
         ],
     )
@@ -68,18 +67,14 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
-    block: Shapes = {
-        "attn_norm.weight": (hidden,),
-        "attn_qkv.weight": (3 * hidden, hidden),
-        "attn_qkv.bias": (3 * hidden,),
-        "attn_output.weight": (hidden, hidden),
-        "attn_output.bias": (hidden,),
-        "ffn_up.bias": (ff,),
-        "ffn_down.bias": (hidden,),
-        **blocks.plain_feed_forward_shapes(config),
-        **blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm"),
-    }
+    hidden = config.get_int("hidden_size")
+    block = (
+        blocks.fused_attention_shapes(config)
+        | blocks.plain_feed_forward_shapes(config)
+        | {"attn_qkv.bias": (3 * hidden,)}
+        | blocks.output_bias_shapes(config)
+        | blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm")
+    )
     return (
         blocks.embedding_and_head(config)
         | blocks.norm_bias_shapes(config, "output_norm")

@@ -11,7 +11,7 @@ from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert.archs import blocks, experts, granite
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.archs.base import ArchKey, Shapes, no_tensors
 
 SHARED_NAME = re.compile(r"(.+\.shared_mlp\.)(input|output)_linear\.weight", re.DOTALL)
 # Names of the first checkpoints -> names of transformers 5, which stack_experts() splits.
@@ -73,14 +73,9 @@ def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
 
 def expert_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's norm, router, experts and shared expert, by role."""
-    hidden, shared = config.get_int("hidden_size"), shared_width(config)
-    shapes: Shapes = {
-        "ffn_norm.weight": (hidden,),
-        **experts.expert_shapes(config, config.get_int("intermediate_size")),
-    }
-    if shared:
-        shapes["ffn_gate_shexp.weight"] = shapes["ffn_up_shexp.weight"] = (shared, hidden)
-        shapes["ffn_down_shexp.weight"] = (hidden, shared)
+    shapes = experts.sparse_feed_forward_shapes(config, config.get_int("intermediate_size"))
+    if shared := shared_width(config):
+        shapes |= experts.shared_expert_shapes(config, shared)
     return shapes
 
 
@@ -129,7 +124,7 @@ GRANITE_MOE = replace(
     hf=("GraniteMoeForCausalLM",),
     keys=keys,
     required_shapes=required_shapes,
-    optional_shapes=lambda config: {},
+    optional_shapes=no_tensors,
     check=check,
     prepare=prepare,
     names=EXPERT_NAMES,

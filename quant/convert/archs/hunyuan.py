@@ -141,8 +141,7 @@ def moe_shapes(config: CheckpointConfig) -> Shapes:
         config,
         blocks.attention_shapes(config),
         blocks.head_norm_shapes(config),
-        {"ffn_norm.weight": (config.get_int("hidden_size"),)},
-        experts.expert_shapes(single_settings(config), width),
+        experts.sparse_feed_forward_shapes(single_settings(config), width),
         experts.shared_expert_shapes(config, width),
     )
 

@@ -111,11 +111,10 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
     attention, sparse = attention_layers(config), expert_layers(config)
     mixers = {True: blocks.attention_shapes(config), False: _state_shapes(config)}
     feed_forwards: dict[bool, Shapes] = {
-        True: {"ffn_norm.weight": (hidden,), **experts.expert_shapes(config, ff)},
+        True: experts.sparse_feed_forward_shapes(config, config.get_int("intermediate_size")),
         False: blocks.feed_forward_shapes(config),
     }
     return blocks.embedding_and_head(config) | blocks.shapes_by_block(

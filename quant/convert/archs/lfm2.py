@@ -7,10 +7,9 @@ adjusted (block_auto_adjust_ff_dim); the file has the adjusted width.
 
 from typing import Any
 
-from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks
+from quant.convert.archs import blocks, state_space
 from quant.convert.archs.base import Arch, ArchKey, Shapes
 
 DEFAULTS: dict[str, Any] = {  # defaults of transformers' Lfm2Config
@@ -122,11 +121,7 @@ def required_shapes(config: CheckpointConfig, feed_forward: Any = feed_forward_s
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with convolutions [channels, 1, length] as matrices."""
     return {
-        name: tensor_views.reshape(tensor, tensor.shape[0], tensor.shape[2])
-        if name.endswith(".conv.conv.weight")
-        and tensor.shape[1:2] == (1,)
-        and len(tensor.shape) == 3
-        else tensor
+        name: state_space.squeeze_kernel(tensor) if name.endswith(".conv.conv.weight") else tensor
         for name, tensor in tensors.items()
     }
 

@@ -11,7 +11,6 @@ from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs import blocks, experts, lfm2
 from quant.convert.archs.base import ArchKey, Shapes
 
-SIGMOID = 2  # llama_expert_gating_func_type
 DEFAULTS: dict[str, Any] = {  # defaults of transformers' Lfm2MoeConfig
     "vocab_size": 65536,
     "hidden_size": 2048,
@@ -64,7 +63,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
         *experts.expert_keys(config),
         ArchKey("expert_feed_forward_length", "uint32", config.get_int("moe_intermediate_size")),
         ArchKey("leading_dense_block_count", "uint32", dense_layer_count(config)),
-        ArchKey("expert_gating_func", "uint32", SIGMOID),
+        ArchKey("expert_gating_func", "uint32", experts.SIGMOID),
     ]
 
 
@@ -75,8 +74,7 @@ def feed_forward_shapes(config: CheckpointConfig, layer: int) -> Shapes:
     if layer < dense_layer_count(config):
         return blocks.feed_forward_shapes(config)
     return {
-        "ffn_norm.weight": (config.get_int("hidden_size"),),
-        **experts.expert_shapes(config, config.get_int("moe_intermediate_size")),
+        **experts.sparse_feed_forward_shapes(config, config.get_int("moe_intermediate_size")),
         "exp_probs_b.bias": (experts.expert_count(config),),
     }
 
@@ -85,10 +83,10 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with convolutions as matrices, experts stacked, and biases of routers
     under names that end in .bias.
     """
-    return {
-        f"{name}.bias" if name.endswith(".expert_bias") else name: tensor
-        for name, tensor in experts.stack_experts(config, lfm2.prepare(config, tensors)).items()
-    }
+    return blocks.rename_tensors(
+        experts.stack_experts(config, lfm2.prepare(config, tensors)),
+        lambda name: f"{name}.bias" if name.endswith(".expert_bias") else name,
+    )
 
 
 LFM2_MOE = replace(

@@ -21,18 +21,7 @@ def check(config: CheckpointConfig) -> list[str]:
         config,
         [*blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS), experts],
     )
-    return window_notes(config)
-
-
-def window_notes(config: CheckpointConfig) -> list[str]:
-    """Return a note if the model has a sliding window, because llama.cpp's llama ignores it."""
-    width = config.values.get("sliding_window")
-    if isinstance(width, int) and width < config.get_int("max_position_embeddings"):
-        return [
-            f"this model attends to {width} positions, llama.cpp's llama to all: "
-            "answers may differ in longer texts"
-        ]
-    return []
+    return blocks.window_notes(config, "llama")
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -56,14 +45,12 @@ def optional_biases(config: CheckpointConfig) -> Shapes:
     """Return the shapes of the biases that some fine-tuned models have. llama.cpp loads them if
     they are in the file.
     """
-    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
-    output_biases: Shapes = {
-        "attn_output.bias": (hidden,),
-        "ffn_gate.bias": (ff,),
-        "ffn_up.bias": (ff,),
-        "ffn_down.bias": (hidden,),
-    }
-    return blocks.repeat_for_blocks(config, blocks.qkv_bias_shapes(config), output_biases)
+    return blocks.repeat_for_blocks(
+        config,
+        blocks.qkv_bias_shapes(config),
+        blocks.output_bias_shapes(config),
+        {"ffn_gate.bias": (config.get_int("intermediate_size"),)},
+    )
 
 
 LLAMA = Arch(

@@ -14,7 +14,7 @@ from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs import blocks, experts, llama
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.archs.base import ArchKey, Shapes, no_tensors
 
 PERIOD_LAYERS = 4  # the last layer of each period has no positions and attends to everything
 EXPERTS_WITHOUT_NORMS = 128  # llama.cpp takes a model with so many experts for the 17B-128E
@@ -99,7 +99,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 f"use_qk_norm is {values.get('use_qk_norm')} in a model of "
                 f"{experts.expert_count(config)} experts",
             ),
-            (config.get_bool("attention_bias"), "its attention has biases (attention_bias)"),
+            blocks.problem_biases(config, "attention_bias"),
         ],
     )
     return []
@@ -125,11 +125,9 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         blocks.attention_shapes(config),
         blocks.feed_forward_shapes(with_dense_width(config)),
     )
-    sparse: Shapes = {
-        "ffn_norm.weight": (config.get_int("hidden_size"),),
-        **experts.expert_shapes(config, width),
-        **experts.shared_expert_shapes(config, width),
-    }
+    sparse = experts.sparse_feed_forward_shapes(config, width) | experts.shared_expert_shapes(
+        config, width
+    )
     return blocks.embedding_and_head(config) | blocks.shapes_by_block(
         blocks.layer_count(config),
         lambda layer: attention | (sparse if has_experts(config, layer) else dense),
@@ -156,7 +154,7 @@ LLAMA4 = replace(
     hf=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
     keys=keys,
     required_shapes=required_shapes,
-    optional_shapes=lambda config: {},
+    optional_shapes=no_tensors,
     check=check,
     defaults=DEFAULTS,
     prepare=prepare,

@@ -71,18 +71,12 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    count, kv_heads, head_dim = blocks.head_counts(config)
-    norms: Shapes = {
-        "attn_q_norm.weight": (count * head_dim,),
-        "attn_k_norm.weight": (kv_heads * head_dim,),
-        "ffn_norm.weight": (config.get_int("hidden_size"),),
-        "exp_probs_b.bias": (experts.expert_count(config),),
-    }
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
         config,
         blocks.attention_shapes(config),
-        norms,
-        experts.expert_shapes(config, config.get_int("intermediate_size")),
+        blocks.joint_head_norm_shapes(config),
+        experts.sparse_feed_forward_shapes(config, config.get_int("intermediate_size")),
+        {"exp_probs_b.bias": (experts.expert_count(config),)},
     )
 
 

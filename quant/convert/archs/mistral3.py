@@ -48,7 +48,7 @@ def check(config: CheckpointConfig) -> list[str]:
             ),
         ],
     )
-    return llama.window_notes(config)
+    return blocks.window_notes(config, "mistral3")
 
 
 def needs_scale(config: CheckpointConfig) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, experts, llama
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.archs.base import ArchKey, Shapes, no_tensors
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -21,7 +21,7 @@ def check(config: CheckpointConfig) -> list[str]:
             *experts.expert_problems(config),
         ],
     )
-    return llama.window_notes(config)
+    return blocks.window_notes(config, "llama")
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -36,8 +36,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
         config,
         blocks.attention_shapes(config),
-        {"ffn_norm.weight": (config.get_int("hidden_size"),)},
-        experts.expert_shapes(config, config.get_int("intermediate_size")),
+        experts.sparse_feed_forward_shapes(config, config.get_int("intermediate_size")),
     )
 
 
@@ -46,7 +45,7 @@ MIXTRAL = replace(
     hf=("MixtralForCausalLM",),
     keys=keys,
     required_shapes=required_shapes,
-    optional_shapes=lambda config: {},
+    optional_shapes=no_tensors,
     check=check,
     prepare=experts.stack_experts,
     defaults={

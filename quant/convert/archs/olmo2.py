@@ -31,18 +31,14 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), blocks.head_counts(config)
-    norms: Shapes = {
-        "attn_q_norm.weight": (count * head_dim,),
-        "attn_k_norm.weight": (kv_heads * head_dim,),
-        "post_attention_norm.weight": (hidden,),
-        "post_ffw_norm.weight": (hidden,),
-    }
-    block = blocks.attention_shapes(config) | blocks.feed_forward_shapes(config) | norms
-    absent = ("attn_norm.weight", "ffn_norm.weight")
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, {role: shape for role, shape in block.items() if role not in absent}
+    block = (
+        blocks.attention_shapes(config)
+        | blocks.joint_head_norm_shapes(config)
+        | blocks.feed_forward_shapes(config)
+        | blocks.post_norm_shapes(config)
     )
+    del block["attn_norm.weight"], block["ffn_norm.weight"]
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, block)
 
 
 OLMO2 = Arch(

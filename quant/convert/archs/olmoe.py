@@ -15,7 +15,6 @@ DEFAULTS = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's olmoe computes differently. Return no notes."""
-    count, kv_heads, _ = blocks.head_counts(config)
     blocks.raise_problems(
         config,
         [
@@ -23,7 +22,7 @@ def check(config: CheckpointConfig) -> list[str]:
             *experts.expert_problems(config),
             blocks.problem_head_width(config),
             blocks.problem_biases(config, "attention_bias"),
-            (count != kv_heads, "its query heads share keys and values"),
+            blocks.problem_shared_keys(config),
             (config.values.get("clip_qkv") is not None, "its attention is clipped (clip_qkv)"),
             (config.get_bool("norm_topk_prob"), "norm_topk_prob is true"),
         ],
@@ -35,17 +34,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    hidden = config.get_int("hidden_size")
-    norms: Shapes = {
-        "attn_q_norm.weight": (hidden,),
-        "attn_k_norm.weight": (hidden,),
-        "ffn_norm.weight": (hidden,),
-    }
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
         config,
         blocks.attention_shapes(config),
-        norms,
-        experts.expert_shapes(config, config.get_int("intermediate_size")),
+        blocks.joint_head_norm_shapes(config),
+        experts.sparse_feed_forward_shapes(config, config.get_int("intermediate_size")),
     )
 
 

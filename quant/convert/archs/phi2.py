@@ -41,13 +41,12 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
     block = (
         blocks.attention_shapes(config)
         | blocks.qkv_bias_shapes(config)
         | blocks.plain_feed_forward_shapes(config)
         | blocks.norm_bias_shapes(config, "attn_norm")
-        | {"attn_output.bias": (hidden,), "ffn_up.bias": (ff,), "ffn_down.bias": (hidden,)}
+        | blocks.output_bias_shapes(config)
     )
     del block["ffn_norm.weight"]
     return (

@@ -36,7 +36,7 @@ def check(config: CheckpointConfig) -> list[str]:
     user.
     """
     count, _, head_dim = blocks.head_counts(config)
-    hidden, length = config.get_int("hidden_size"), config.get_int("max_position_embeddings")
+    hidden = config.get_int("hidden_size")
     original = config.get_int("original_max_position_embeddings")
     blocks.raise_problems(
         config,
@@ -48,15 +48,10 @@ def check(config: CheckpointConfig) -> list[str]:
                 count * head_dim != hidden,
                 f"its {count} heads of {head_dim} values do not make {hidden} values",
             ),
-            (config.get_bool("attention_bias"), "its attention has biases"),
+            blocks.problem_biases(config, "attention_bias"),
         ],
     )
-    notes, window = [], config.values.get("sliding_window")
-    if isinstance(window, int) and window < length:
-        notes.append(
-            f"this model attends to {window} positions, llama.cpp's phi3 to all: "
-            "answers may differ in longer texts"
-        )
+    notes = blocks.window_notes(config, "phi3")
     if longrope_settings(config):
         notes.append(
             f"this model uses other rotary factors in texts beyond {original} tokens, llama.cpp "
@@ -138,15 +133,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), blocks.head_counts(config)
-    query_width, kv_width = count * head_dim, kv_heads * head_dim
-    attention: Shapes = {
-        "attn_norm.weight": (hidden,),
-        "attn_qkv.weight": (query_width + 2 * kv_width, hidden),
-        "attn_output.weight": (hidden, query_width),
-    }
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, attention, blocks.fused_feed_forward_shapes(config)
+        config, blocks.fused_attention_shapes(config), blocks.fused_feed_forward_shapes(config)
     )
 
 

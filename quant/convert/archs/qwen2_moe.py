@@ -54,8 +54,12 @@ def problem_dense_blocks(config: CheckpointConfig) -> list[tuple[object, str]]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the experts."""
+    return [*blocks.common_keys(config), *expert_keys(config)]
+
+
+def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
+    """Return the metadata keys of the experts and of the shared expert."""
     return [
-        *blocks.common_keys(config),
         *experts.expert_keys(config),
         ArchKey("expert_feed_forward_length", "uint32", config.get_int("moe_intermediate_size")),
         ArchKey(
@@ -66,22 +70,27 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     ]
 
 
+def gated_expert_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of one block's experts, of its shared expert and of the gate of the latter,
+    by role.
+    """
+    return {
+        **experts.expert_shapes(config, config.get_int("moe_intermediate_size")),
+        **experts.shared_expert_shapes(config, config.get_int("shared_expert_intermediate_size")),
+        "ffn_gate_inp_shexp.weight": (1, config.get_int("hidden_size")),
+    }
+
+
 def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    hidden, ff = config.get_int("hidden_size"), config.get_int("shared_expert_intermediate_size")
-    shared: Shapes = {
-        "ffn_norm.weight": (hidden,),
-        "ffn_gate_inp_shexp.weight": (1, hidden),
-        "ffn_gate_shexp.weight": (ff, hidden),
-        "ffn_up_shexp.weight": (ff, hidden),
-        "ffn_down_shexp.weight": (hidden, ff),
-    }
-    biases = blocks.qkv_bias_shapes(config) if config.get_bool("qkv_bias", True) else {}
-    routed = experts.expert_shapes(config, config.get_int("moe_intermediate_size"))
     return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.attention_shapes(config), biases, routed, shared
+        config,
+        blocks.attention_shapes(config),
+        blocks.qkv_bias_shapes(config) if config.get_bool("qkv_bias", True) else {},
+        {"ffn_norm.weight": (config.get_int("hidden_size"),)},
+        gated_expert_shapes(config),
     )
 
 

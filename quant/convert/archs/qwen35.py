@@ -62,7 +62,8 @@ def feed_forward_shapes(config: CheckpointConfig) -> Shapes:
     them: it is called post_attention_norm.
     """
     shapes = blocks.feed_forward_shapes(config)
-    return {role: shape for role, shape in shapes.items() if role != "ffn_norm.weight"}
+    del shapes["ffn_norm.weight"]
+    return shapes
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, experts, qwen3_next, qwen35
+from quant.convert.archs import blocks, experts, qwen2_moe, qwen3_next, qwen35
 from quant.convert.archs.base import ArchKey, Shapes
 
 
@@ -22,7 +22,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the metadata keys of the dense models, then those of the experts."""
-    return [*qwen35.hybrid_keys(config), *qwen3_next.expert_keys(config)]
+    return [*qwen35.hybrid_keys(config), *qwen2_moe.expert_keys(config)]
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
@@ -30,7 +30,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     return qwen3_next.hybrid_shapes(
-        config, qwen35.linear_attention_shapes(config), qwen3_next.expert_shapes(config)
+        config, qwen35.linear_attention_shapes(config), qwen2_moe.gated_expert_shapes(config)
     )
 
 

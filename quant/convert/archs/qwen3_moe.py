@@ -49,8 +49,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         config,
         blocks.attention_shapes(config),
         blocks.head_norm_shapes(config),
-        {"ffn_norm.weight": (config.get_int("hidden_size"),)},
-        experts.expert_shapes(config, config.get_int("moe_intermediate_size")),
+        experts.sparse_feed_forward_shapes(config, config.get_int("moe_intermediate_size")),
     )
 
 

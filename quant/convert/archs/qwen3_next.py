@@ -13,12 +13,10 @@ from typing import Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs import blocks, experts, prediction
+from quant.convert.archs import blocks, experts, prediction, state_space
 from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp
-from quant.convert.archs.qwen2_moe import problem_dense_blocks
-from quant.errors import UserError
+from quant.convert.archs.qwen2_moe import expert_keys, gated_expert_shapes, problem_dense_blocks
 
-LAYER_TYPES = ("linear_attention", "full_attention")
 DELTA_RULE_EPS = 1e-6  # eps in transformers of the norms of queries and keys of linear attention
 
 LINEAR_DEFAULTS: dict[str, Any] = {
@@ -39,21 +37,11 @@ def linear_layers(config: CheckpointConfig) -> list[bool]:
 
     Raises UserError if layer_types is malformed.
     """
-    types, count = config.values.get("layer_types"), blocks.layer_count(config)
+    types = config.values.get("layer_types")
     if types is None:
         interval = full_attention_interval(config)
-        return [bool((layer + 1) % interval) for layer in range(count)]
-    if (
-        not isinstance(types, list)
-        or len(types) != count
-        or any(kind not in LAYER_TYPES for kind in types)
-    ):
-        raise UserError(
-            f"{config.location}: layer_types should have {count} entries, "
-            f"each {' or '.join(LAYER_TYPES)}",
-            hint="fetch it again",
-        )
-    return [kind == "linear_attention" for kind in types]
+        return [bool((layer + 1) % interval) for layer in range(blocks.layer_count(config))]
+    return blocks.layers_of_kind(config, types, ("linear_attention",), ("full_attention",))
 
 
 def full_attention_interval(config: CheckpointConfig) -> int:
@@ -94,13 +82,7 @@ def linear_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
 
 def linear_notes(config: CheckpointConfig) -> list[str]:
     """Return a note if llama.cpp computes the norms of linear attention with another eps."""
-    eps = config.get_float("rms_norm_eps", DELTA_RULE_EPS)
-    if eps == DELTA_RULE_EPS:
-        return []
-    return [
-        f"the norms of queries and keys of linear attention have eps {DELTA_RULE_EPS:g} in "
-        f"transformers and {eps:g} in llama.cpp"
-    ]
+    return blocks.eps_notes(config, "queries and keys of linear attention", DELTA_RULE_EPS)
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -153,19 +135,6 @@ def common_keys(config: CheckpointConfig) -> list[ArchKey]:
     return [key for key in blocks.common_keys(filled) if key.name != "feed_forward_length"]
 
 
-def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
-    """Return the metadata keys of the experts and of the shared expert."""
-    return [
-        *experts.expert_keys(config),
-        ArchKey("expert_feed_forward_length", "uint32", config.get_int("moe_intermediate_size")),
-        ArchKey(
-            "expert_shared_feed_forward_length",
-            "uint32",
-            config.get_int("shared_expert_intermediate_size"),
-        ),
-    ]
-
-
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the experts and of linear attention."""
     return [*common_keys(config), *expert_keys(config), *linear_keys(config)]
@@ -208,18 +177,6 @@ def linear_attention_shapes(config: CheckpointConfig) -> Shapes:
     }
 
 
-def expert_shapes(config: CheckpointConfig) -> Shapes:
-    """Return the shapes of one block's experts and shared expert, by role."""
-    hidden, ff = config.get_int("hidden_size"), config.get_int("shared_expert_intermediate_size")
-    return {
-        **experts.expert_shapes(config, config.get_int("moe_intermediate_size")),
-        "ffn_gate_inp_shexp.weight": (1, hidden),
-        "ffn_gate_shexp.weight": (ff, hidden),
-        "ffn_up_shexp.weight": (ff, hidden),
-        "ffn_down_shexp.weight": (hidden, ff),
-    }
-
-
 def hybrid_shapes(config: CheckpointConfig, linear: Shapes, feed_forward: Shapes) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by GGUF name.
     `linear` are those of one block's linear attention, `feed_forward` those of one block's
@@ -239,14 +196,14 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     hidden, value_heads = config.get_int("hidden_size"), head_counts(config)[1]
     linear = linear_attention_shapes(config) | {"ssm_ba.weight": (2 * value_heads, hidden)}
-    return hybrid_shapes(config, linear, expert_shapes(config))
+    return hybrid_shapes(config, linear, gated_expert_shapes(config))
 
 
 def prediction_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of the tensors of one layer that predicts further tokens, by role. Its
     block has attention with a gate.
     """
-    return hybrid_prediction_shapes(config, expert_shapes(config))
+    return hybrid_prediction_shapes(config, gated_expert_shapes(config))
 
 
 def hybrid_prediction_shapes(config: CheckpointConfig, feed_forward: Shapes) -> Shapes:
@@ -263,16 +220,15 @@ def rename_linear(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors of linear attention with names that gguf_tables.py knows, and the
     convolution `[channels, 1, width]` as a matrix.
     """
-    result: Tensors = {}
-    for name, tensor in tensors.items():
-        if name.endswith(".linear_attn.dt_bias"):
-            result[name.removesuffix("dt_bias") + "dt_proj.bias"] = tensor
-        elif name.endswith(".linear_attn.conv1d.weight") and tensor.shape[1:-1] == (1,):
-            shape = (tensor.shape[0], tensor.shape[-1])
-            result[name] = tensor_views.reshape(tensor, *shape)
-        else:
-            result[name] = tensor
-    return result
+    squeezed = {
+        name: state_space.squeeze_kernel(tensor)
+        if name.endswith(".linear_attn.conv1d.weight")
+        else tensor
+        for name, tensor in tensors.items()
+    }
+    return blocks.rename_tensors(
+        squeezed, lambda name: name.replace(".linear_attn.dt_bias", ".linear_attn.dt_proj.bias")
+    )
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
@@ -316,19 +272,12 @@ def _split_by_heads(config: CheckpointConfig, name: str, tensor: LazyTensor) -> 
     }
 
 
-def _negate_exponential(config: CheckpointConfig, tensor: LazyTensor) -> LazyTensor:
-    """Return -exp(A_log), which llama.cpp multiplies by the time step."""
-    import numpy as np
-
-    return tensor_views.map_values(tensor, lambda values: -np.exp(values))
-
-
 def _add_one(config: CheckpointConfig, tensor: LazyTensor) -> LazyTensor:
     return tensor_views.add_one(tensor)
 
 
 TENSOR_OPS: dict[str, TensorOp] = {
-    "ssm_a": _negate_exponential,
+    "ssm_a": lambda config, tensor: state_space.negate_exp(tensor),
     **dict.fromkeys(
         (
             "attn_norm",

@@ -51,7 +51,6 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    count, kv_heads, head_dim = blocks.head_counts(config)
     block = blocks.attention_shapes(config) | blocks.feed_forward_shapes(config)
     block |= blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm")
     if config.get_bool("use_parallel_residual"):
@@ -59,10 +58,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     if config.get_bool("use_qkv_bias"):
         block |= blocks.qkv_bias_shapes(config)
     if config.get_bool("qk_layernorm"):
-        block |= {
-            "attn_q_norm.weight": (count, head_dim),
-            "attn_k_norm.weight": (kv_heads, head_dim),
-        }
+        block |= blocks.separate_head_norm_shapes(config)
     return (
         blocks.embedding_and_head(config)
         | blocks.norm_bias_shapes(config, "output_norm")

@@ -28,13 +28,7 @@ def check(config: CheckpointConfig) -> list[str]:
             (not config.get_bool("use_bias"), "it has no biases"),
         ],
     )
-    width = config.values.get("sliding_window")
-    if isinstance(width, int) and width < config.get_int("max_position_embeddings"):
-        return [
-            f"this model attends to {width} positions, llama.cpp's starcoder2 to all: "
-            "answers may differ in longer texts"
-        ]
-    return []
+    return blocks.window_notes(config, "starcoder2")
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -46,22 +40,16 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
-    biases: Shapes = {
-        "attn_output.bias": (hidden,),
-        "ffn_up.bias": (ff,),
-        "ffn_down.bias": (hidden,),
-        **blocks.qkv_bias_shapes(config),
-        **blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm"),
-    }
     return (
         blocks.embedding_and_head(config)
         | blocks.norm_bias_shapes(config, "output_norm")
         | blocks.repeat_for_blocks(
             config,
             blocks.attention_shapes(config),
+            blocks.qkv_bias_shapes(config),
             blocks.plain_feed_forward_shapes(config),
-            biases,
+            blocks.output_bias_shapes(config),
+            blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm"),
         )
     )
 
