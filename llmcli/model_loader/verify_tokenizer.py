@@ -29,8 +29,8 @@ def verify_tokenizer(
     from llmcli.runtime.text import template_check
     from quant.gguf.layout import encode_entry
     from quant.model_file import load_checks, read_header
+    from quant.source.source import DIFFERING_KEY, KNOWN_DIFFERENCES_KEY
     from quant.tokenizer.verify import verify
-    from quant.tokenizer.verify.verify import DIFFERING_KEY, KNOWN_DIFFERENCES_KEY
 
     with float_copy.vocabulary_only_gguf(source) as file:
         header = read_header.read_header(file)

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 SAMPLE_BYTES = 4096  # bytes of a sample; the fingerprint covers three samples of each tensor
-# Beginning of metadata keys that record the tokenizer's verification (tokenizer/verify/).
+# Metadata keys that record the tokenizer's verification (tokenizer/verify/), and their beginning.
+# They contain descriptions of the known differences, and strings that llama.cpp encodes differently
+# for an unknown reason.
 RECORD_PREFIX = "llmcli.tokenizer."
+KNOWN_DIFFERENCES_KEY = f"{RECORD_PREFIX}known_differences"
+DIFFERING_KEY = f"{RECORD_PREFIX}differing_strings"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from quant.convert.archs import ARCHS
 from quant.model_file import read_header
 from quant.model_file.model_header import ModelHeader
 from quant.quantize import plan, write
-from quant.tokenizer.verify.verify import DIFFERING_KEY, KNOWN_DIFFERENCES_KEY
+from quant.source.source import DIFFERING_KEY, KNOWN_DIFFERENCES_KEY
 from tests.quant import families, llama_cpp_families, predicting_checkpoint
 
 ROOT = Path(__file__).parents[2]

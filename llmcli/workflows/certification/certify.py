@@ -57,7 +57,7 @@ class VerifySettings:
         --verify. `texts`: names of the texts that the quantization used.
         """
         from quant.certificate import certificate
-        from quant.tokenizer.verify.verify import DIFFERING_KEY
+        from quant.source.source import DIFFERING_KEY
 
         if not self.verify:
             return 0

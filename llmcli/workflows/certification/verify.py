@@ -49,7 +49,7 @@ from quant.evaluation.metrics import Estimate
 from quant.folds.folded_source import FOLD_KEY
 from quant.gguf.header import GgufArray
 from quant.model_file import model_header, read_header
-from quant.tokenizer.verify.verify import DIFFERING_KEY
+from quant.source.source import DIFFERING_KEY
 
 if TYPE_CHECKING:
     from llmcli.config import Config

@@ -16,16 +16,11 @@ from typing import Protocol
 from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.header import MetadataValue
-from quant.source.source import RECORD_PREFIX
 from quant.tokenizer.byte_ranks import BYTE_BY_CHAR
 from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
 from quant.tokenizer.verify.known_differences import KnownDifferences
 
-# Metadata keys of a converted file: descriptions of the known differences, and strings that
-# llama.cpp encodes differently for an unknown reason.
-KNOWN_DIFFERENCES_KEY = f"{RECORD_PREFIX}known_differences"
-DIFFERING_KEY = f"{RECORD_PREFIX}differing_strings"
 MAX_SHOWN_CHARS = 60  # limit of the characters of a string in a message
 SAMPLE_WORDS = 3000  # number of the vocabulary's words that are compared, unless all must be
 MAX_WORD_CHARS = 1024  # longer words are not compared
