@@ -4,7 +4,7 @@
 #include <cpuid.h>
 
 // Returns whether the CPU has F16C, LZCNT and MOVBE, whose names some compilers do not know.
-static int has_small_ones(void) {
+static int has_f16c_lzcnt_movbe(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 29) || !(c & 1u << 22)) return 0;
     return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & 1u << 5);
@@ -17,7 +17,7 @@ EXPORT int llmcli_cpu_level(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-        !__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2") || !has_small_ones()) {
+        !__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2") || !has_f16c_lzcnt_movbe()) {
         return 0;
     }
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||

@@ -15,6 +15,7 @@ from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.unigram import WHITESPACE
 
 SPACES = frozenset(WHITESPACE + " ")
+# is_chinese_char of llama.cpp. It has 0x2B920 instead of 0x2B820, as the tokenizers library does.
 CHINESE_RANGES = (
     range(0x4E00, 0xA000),
     range(0x3400, 0x4DC0),
