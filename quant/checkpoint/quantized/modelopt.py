@@ -37,18 +37,13 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     result = dict(tensors)
     for name, tensor in tensors.items():
         scale = tensors.get(f"{name}_scale")
-        if scale is None:
-            continue
-        if nvfp4.is_pair(tensor, scale):
+        if scale is not None and nvfp4.is_pair(tensor, scale):
             tensor_scale = result.pop(f"{name}_scale_2", None)
             result[name] = nvfp4.make_float_tensor(
                 settings, name, tensor, scale, tensor_scale, is_reciprocal=False
             )
             del result[scale.name]
-        elif mxfp4.is_pair(tensor, scale):
-            result[name] = mxfp4.make_mxfp4_tensor(name, tensor, scale)
-            del result[scale.name]
-    return fp8.restore(settings, result)
+    return fp8.restore(settings, mxfp4.restore_pairs(result, "", "_scale"))
 
 
 INPUTS = (

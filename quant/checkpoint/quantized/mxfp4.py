@@ -23,23 +23,34 @@ BLOCK_VALUES, CODE_BYTES = 32, 16  # number of values in a block, and of the byt
 # The largest valid scale byte stands for 2 ** 125: 6 times the next power of two overflows float32,
 # and byte 255 is NaN.
 MAX_SCALE_BYTE = 252
-BLOCKS_ENDING, SCALES_ENDING = "_blocks", "_scales"
 
 
 def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every pair NAME_blocks and NAME_scales replaced by one MXFP4 tensor
     NAME.
+    """
+    return restore_pairs(tensors, "_blocks", "_scales")
 
-    All other tensors stay unchanged. These include a NAME_blocks or NAME_scales whose partner is
-    missing, pairs with wrong shapes or dtypes, and pairs whose NAME exists already. The converter
-    reports them as unknown.
+
+def restore_pairs(tensors: Tensors, codes_ending: str, scales_ending: str) -> Tensors:
+    """Return the tensors with every pair of codes and scales replaced by one MXFP4 tensor NAME. The
+    names of the two are NAME with these endings.
+
+    All other tensors stay unchanged. These include codes or scales whose partner is missing, pairs
+    with wrong shapes or dtypes, and pairs whose NAME is a third tensor. The converter reports them
+    as unknown.
     """
     result = dict(tensors)
     for name, codes in tensors.items():
-        weight_name = name.removesuffix(BLOCKS_ENDING)
-        scales = tensors.get(weight_name + SCALES_ENDING)
-        if weight_name not in tensors and scales is not None and is_pair(codes, scales):
-            del result[codes.name], result[scales.name]
+        weight_name = name.removesuffix(codes_ending)
+        scales = tensors.get(weight_name + scales_ending)
+        if (
+            name == weight_name + codes_ending
+            and tensors.get(weight_name, codes) is codes
+            and scales is not None
+            and is_pair(codes, scales)
+        ):
+            del result[name], result[scales.name]
             result[weight_name] = make_mxfp4_tensor(weight_name, codes, scales)
     return result
 

@@ -28,13 +28,7 @@ def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
             f"Quark with {', '.join(unsupported)} is not supported; {', '.join(SUPPORTED_DTYPES)} "
             "are",
         )
-    result = dict(tensors)
-    for name, tensor in tensors.items():
-        scale = tensors.get(f"{name}_scale")
-        if scale is not None and mxfp4.is_pair(tensor, scale):
-            result[name] = mxfp4.make_mxfp4_tensor(name, tensor, scale)
-            del result[scale.name]
-    return fp8.restore(settings, result)
+    return fp8.restore(settings, mxfp4.restore_pairs(tensors, "", "_scale"))
 
 
 def _layer_settings(settings: CheckpointConfig) -> list[dict[str, object]]:
