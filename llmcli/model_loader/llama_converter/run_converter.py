@@ -7,6 +7,7 @@ Everything that the process writes is in one folder of the cache, which is delet
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -49,6 +50,13 @@ INSTALL_HINT = "pip install 'llmcli[convert]'"
 # What the converter imports, besides the packages that llmcli requires.
 PACKAGES = ("torch", "transformers", "sentencepiece")
 GGUF_HINT = "pull a GGUF of this model instead"
+# What to do if a module is missing. The name of any other module may be text of the checkpoint, so
+# that no hint says to install it.
+MODULE_HINTS = {
+    **dict.fromkeys((*PACKAGES, "google"), INSTALL_HINT),
+    "mistral_common": "pip install mistral-common",
+    "tiktoken": "pip install tiktoken",
+}
 # With `python -m`, a module in the current folder could replace one of llmcli or of Python.
 CHILD_PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -201,31 +209,47 @@ def start_conversion(
     yield it. Its file and all its other files are deleted when the with block ends. Raises UserError
     if the converter fails.
     """
-    key = hashlib.sha256(f"{request.folder.absolute()} {request.kind}".encode()).hexdigest()[:16]
-    scratch = config.cache / "conversions" / key
     file_name = re.sub(r"[{}]", "_", request.name)[:200]  # the converter would fill in braces
-    with file_lock.hold_lock(scratch.with_suffix(".lock"), ui, f"a conversion of {request.name}"):
-        shutil.rmtree(scratch, ignore_errors=True)  # of a killed run
-        for name in ("out", "tmp", "modules"):
-            make_folder(scratch / name)
-        try:
-            run = ConverterRun(
-                str(converter),
-                request.script,
-                (*request.words, "--outfile", str(scratch / "out" / f"{file_name}.gguf")),
-                str(scratch / "header.gguf"),
-                dict(request.metadata),
-            )
-            root = str(Path(llmcli.__path__[0]).parent)
-            command = [sys.executable, "-P", "-c", CHILD_PROGRAM, root, json.dumps(asdict(run))]
-            with run_process_group(
-                command, scratch / "log", _environ(converter, scratch), scratch
-            ) as process:
-                conversion = Conversion(request, scratch)
-                conversion.wait_for_header(process, ui)
-                yield conversion
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+    with _scratch_folder(request, config) as scratch:
+        run = ConverterRun(
+            str(converter),
+            request.script,
+            (*request.words, "--outfile", str(scratch / "out" / f"{file_name}.gguf")),
+            str(scratch / "header.gguf"),
+            dict(request.metadata),
+        )
+        root = str(Path(llmcli.__path__[0]).parent)
+        command = [sys.executable, "-P", "-c", CHILD_PROGRAM, root, json.dumps(asdict(run))]
+        with run_process_group(
+            command, scratch / "log", _environ(converter, scratch), scratch
+        ) as process:
+            conversion = Conversion(request, scratch)
+            conversion.wait_for_header(process, ui)
+            yield conversion
+
+
+@contextmanager
+def _scratch_folder(request: ConverterRequest, config: "Config") -> Iterator[Path]:
+    """Yield a folder of the cache with empty subfolders, which is deleted when the with block ends.
+    Its lock file says whether it is in use.
+
+    If another process converts the same, another folder is used. Waiting for that process could
+    last forever, because it may wait for a lock that this process holds.
+    """
+    key = hashlib.sha256(f"{request.folder.absolute()} {request.kind}".encode()).hexdigest()[:16]
+    for number in itertools.count(1):
+        scratch = config.cache / "conversions" / f"{key}-{number}"
+        with file_lock.hold_lock(scratch.with_suffix(".lock")) as is_locked:
+            if not is_locked:
+                continue
+            shutil.rmtree(scratch, ignore_errors=True)  # of a killed run
+            try:
+                for name in ("out", "tmp", "modules"):
+                    make_folder(scratch / name)
+                yield scratch
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+            return
 
 
 def describe_cost(conversion: Conversion) -> str:
@@ -270,12 +294,9 @@ def _explain_failure(request: ConverterRequest, code: int, lines: list[str], ui:
             hint=GGUF_HINT,
         )
     if match := MISSING_MODULE.search(text):
-        name = match[1].partition(".")[0]
         return UserError(
             f"llama.cpp's converter needs the module {match[1]}, which is not installed",
-            hint=INSTALL_HINT
-            if name in (*PACKAGES, "google")
-            else f"pip install {name.replace('_', '-')}",
+            hint=MODULE_HINTS.get(match[1].partition(".")[0], GGUF_HINT),
         )
     if NO_SPACE.search(text):
         return UserError(

@@ -374,6 +374,23 @@ def test_the_real_converter_plans_a_checkpoint_on_the_hub(
     assert json.loads(done.out)["weights_bytes"] == expected
 
 
+def test_no_conversion_waits_for_another_one(llmcli: Any, folder: Path, converter: Path) -> None:
+    llmcli("quantize", str(folder), "--q8_0", "--dry-run")
+    (lock,) = (load_config().cache / "conversions").glob("*.lock")
+    with file_lock.hold_lock(lock):
+        done = llmcli("quantize", str(folder), "--q8_0")
+    assert done.code == 0, done.err
+    assert leftovers() == []
+
+
+def test_a_hint_to_install_a_module_never_comes_from_the_checkpoint(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    (folder / "behavior").write_text("imports")
+    done = llmcli("quantize", str(folder), "--q8_0")
+    assert done.err.endswith("hint: pull a GGUF of this model instead\n")
+
+
 def test_calibrate_writes_the_statistics_of_the_same_model(
     llmcli: Any, folder: Path, converter: Path, stories_gguf: Path, tmp_path: Path
 ) -> None:
