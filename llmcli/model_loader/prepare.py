@@ -127,10 +127,10 @@ def quantize_if_needed(model: FetchedModel, file_type: str, config: Config, ui: 
                 model.path,
                 file_type,
                 out,
+                config,
                 ui,
                 blobs=model.blobs,
                 allow_pickle=allowed,
-                config=config,
             )
             quantized = store.record_quantized(
                 config, model, file_type, remote_checkpoint.build_record(model)

@@ -74,17 +74,17 @@ def quantize_file(
     source: Path,
     file_type: str,
     out: Path,
+    config: "Config",
     ui: "UI",
     *,
-    config: "Config | None" = None,
     blobs: "Mapping[str, Blob] | None" = None,
     allow_pickle: bool = False,
 ) -> Path:
     """Quantize a GGUF file or a checkpoint folder to the file `out`, and return its path. Progress
     and notes are printed on stderr, because the calling command prints its own result.
 
-    `config`: None: llama.cpp's converter is not used. `blobs`: safetensors files of the checkpoint
-    that are not in the folder, by name. Raises UserError.
+    `blobs`: safetensors files of the checkpoint that are not in the folder, by name. Raises
+    UserError.
     """
     from llmcli.atomic_files import make_folder
     from llmcli.model_loader.plan_notes import print_plan_notes
@@ -93,8 +93,7 @@ def quantize_file(
 
     make_folder(out.parent)
     reading = SourceSettings(allow_pickle=allow_pickle)
-    conversion = ConverterSettings("auto" if config else "native")
-    with open_by_converter(source, reading, conversion, config, ui, blobs) as opened:
+    with open_by_converter(source, reading, ConverterSettings(), config, ui, blobs) as opened:
         plan = plan_quantization(opened.source, file_type)
         print_plan_notes(plan, ui)
         if not write.is_finished(plan, out):
@@ -188,7 +187,7 @@ def open_by_converter(
     path: Path,
     reading: SourceSettings,
     conversion: ConverterSettings,
-    config: "Config | None",
+    config: "Config",
     ui: "UI",
     blobs: "Mapping[str, Blob] | None" = None,
 ) -> Iterator[OpenedSource]:
@@ -199,8 +198,7 @@ def open_by_converter(
     from llmcli.errors import UsageError
     from llmcli.model_loader.llama_converter import choose_converter
 
-    reason = choose_converter.reason_for_llama_cpp(path, conversion.converter)
-    if config is not None and reason:
+    if reason := choose_converter.reason_for_llama_cpp(path, conversion.converter):
         from llmcli.model_loader.llama_converter.converted_source import convert_checkpoint
 
         if reading.tokenizer is not None:

@@ -4,7 +4,7 @@
 usage: .venv/bin/python scripts/quality/make_family_checkpoint.py FOLDER --kind KIND --gb 2
        --tokenizer TOKENIZER_FOLDER
 
-The kinds are dense (Qwen2), moe (Qwen3-MoE), hybrid (LFM2), multimodal (Gemma 3 with its vision
+The kinds are dense (Llama), moe (Qwen3-MoE), hybrid (LFM2), multimodal (Gemma 3 with its vision
 part) and mla (DeepSeek V3). The size is reached by the number of layers. The tokenizer's files are
 copied; Gemma 3 needs one with tokenizer.model. Needs torch and transformers.
 """
@@ -55,7 +55,7 @@ MLA = {
 }
 # kind -> class, settings of the text part, and the settings beside it
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "dense": ("Qwen2ForCausalLM", {}, {}),
+    "dense": ("LlamaForCausalLM", {}, {}),
     "moe": ("Qwen3MoeForCausalLM", {"head_dim": 128, "norm_topk_prob": True, **EXPERTS}, {}),
     "hybrid": ("Lfm2ForCausalLM", {"block_auto_adjust_ff_dim": False}, {}),
     "multimodal": (
@@ -89,9 +89,20 @@ def main() -> None:
     model.save_pretrained(args.folder, max_shard_size="1GB", save_original_format=True)
     for file in args.tokenizer.iterdir():
         if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges")):
-            shutil.copy(file, args.folder)
+            shutil.copyfile(file, args.folder / file.name)
+    keep_tokenizer(args.folder / "tokenizer_config.json")
     count = sum(value.numel() for value in model.parameters())
     print(f"{args.folder}: {args.kind}, {layers} layers, {2 * count / 1e9:.2f} GB")
+
+
+def keep_tokenizer(path: Path) -> None:
+    """Name the class that reads tokenizer.json as it is. transformers 5 changes the splitting of
+    words for other classes, and llama.cpp's converter does not recognize the result.
+    """
+    settings = json.loads(path.read_bytes())
+    if settings.get("tokenizer_class") == "GPT2Tokenizer":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        path.write_text(json.dumps(settings, indent=1))
 
 
 def build(kind: str, n_vocab: int, layers: int, device: str) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmcli import app as application
+from llmcli.config import load_config
 from llmcli.model_loader import quantize_file
 from llmcli.ui import UI
 from quant.model_file import read_header
@@ -290,7 +291,7 @@ def test_every_file_type_has_a_flag(run) -> None:
 
 def test_quantize_file_prints_nothing_on_stdout(stories: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "new" / "place" / "stories.gguf"
-    assert quantize_file.quantize_file(stories, "Q4_K_M", out, UI()) == out
+    assert quantize_file.quantize_file(stories, "Q4_K_M", out, load_config(), UI()) == out
     assert read_header.read_header(out).file_type == "Q4_K_M"
     captured = capsys.readouterr()
     assert captured.out == ""

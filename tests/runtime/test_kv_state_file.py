@@ -38,7 +38,9 @@ PROMPT = tuple(range(3, 103))
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with heads of 64 in Q8_0."""
     folder = tmp_path_factory.mktemp("state")
-    quantize_file(llama(folder / "f32.gguf", layers=2), "Q8_0", folder / "q8_0.gguf", UI())
+    quantize_file(
+        llama(folder / "f32.gguf", layers=2), "Q8_0", folder / "q8_0.gguf", load_config(), UI()
+    )
     return folder / "q8_0.gguf"
 
 
@@ -133,7 +135,11 @@ def test_an_incompatible_state_is_refused_with_the_difference(
         write_state_file(runner, tmp_path / "one.kv", PROMPT)
     if change.pop("model", None):
         quantize_file(
-            llama(tmp_path / "f32.gguf", layers=2, seed=1), "Q8_0", tmp_path / "q8_0.gguf", UI()
+            llama(tmp_path / "f32.gguf", layers=2, seed=1),
+            "Q8_0",
+            tmp_path / "q8_0.gguf",
+            load_config(),
+            UI(),
         )
         model = tmp_path / "q8_0.gguf"
     template = {"template": change.pop("template")} if "template" in change else {}
@@ -223,7 +229,7 @@ def test_a_state_lacks_the_cells_outside_the_sliding_window(tmp_path: Path) -> N
     would be needed.
     """
     model = tmp_path / "q8_0.gguf"
-    quantize_file(gemma3(tmp_path / "f32.gguf", hidden=128), "Q8_0", model, UI())
+    quantize_file(gemma3(tmp_path / "f32.gguf", hidden=128), "Q8_0", model, load_config(), UI())
     exact = reproducible.with_required_options(RunOptions(ctx_size=512, threads=1, batch_size=64))
     edited = (*PROMPT[:40], 200, 201, 202)
     with open_model_runner(model, exact, slots=1) as runner:
