@@ -219,6 +219,8 @@ class ModelSwitcher:
         """
         if plan.options.reproducible:
             self.ui.note(reproducible.GUARANTEE)
+            if reproducible.computes_single_tokens(runner.header):
+                self.ui.note(reproducible.TOKEN_BY_TOKEN)
         if runner.draft_obstacle:
             self.ui.note(f"speculative decoding is off: {runner.draft_obstacle}")
         if runner.template is None and runner.can_generate and not self.run_flags.raw:

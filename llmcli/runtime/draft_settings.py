@@ -105,17 +105,11 @@ def open_speculation(
     be empty. Yield None when drafting is off or cannot save time.
 
     A draft model is opened with the same `options` and on the same devices as the model. It is
-    closed after the `with` block. Raises UserError when the user has requested drafting for a model
-    with recurrent state, and when the draft model has another vocabulary.
+    closed after the `with` block. Raises UserError when the draft model has another vocabulary or a
+    recurrent state.
     """
-    if context.is_recurrent and settings.is_requested:
-        raise UserError(
-            "drafting needs to drop rejected tokens, "
-            "which this model's recurrent state does not support",
-            hint="leave out --model-draft" if settings.model else "leave out --ngram-draft on",
-        )
     output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
-    if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS or context.is_recurrent:
+    if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS:
         yield None
         return
     with ExitStack() as stack:

@@ -12,8 +12,12 @@ bit can grow to half a logit. The logits of a token do not depend on the batch w
   of a sequence is reused.
 
 Other machines have other kernels, so every model is tested when it is loaded.
+
+Recurrent state is computed differently for one token than for several, and so are the float weights
+that choose experts. Such models compute every token in a micro-batch of its own.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,6 +49,11 @@ GUARANTEE = (
     "reproducible: the same prompt and seed give the same text for any batch size, number of "
     "threads and cache content; not on another CPU, build or GPU"
 )
+TOKEN_BY_TOKEN = (
+    "reproducible: this model has recurrent state or experts, so its prompts are read token by token"
+)
+# state-space layers, short convolutions (LFM2), RWKV, and the choice of experts
+SINGLE_TOKEN_TENSOR = re.compile(r"blk\.\d+\.(ssm_|shortconv|time_mix|ffn_gate_inp)")
 FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
 # Embedding tables. Their rows are copied, not multiplied.
 LOOKUP_TENSORS = ("token_embd.weight", "position_embd.weight", "token_types.weight")
@@ -67,8 +76,12 @@ def with_required_options(options: RunOptions) -> RunOptions:
 
 def check_model(header: ModelHeader) -> None:
     """Raise UserError for a model that --reproducible cannot support: one with float weights, or
-    one that cannot use a q8_0 KV cache.
+    one that cannot use a q8_0 KV cache. Float weights are no problem where tokens are computed one
+    by one.
     """
+    kv_size.check_cache(header.metadata, CACHE_TYPE, CACHE_TYPE, reproducible=True)
+    if computes_single_tokens(header):
+        return
     multiplied = [tensor for tensor in header.tensors if _is_multiplied(tensor, header)]
     floats = [tensor for tensor in multiplied if tensor.type in FLOAT_TYPES]
     if floats:
@@ -83,7 +96,13 @@ def check_model(header: ModelHeader) -> None:
             if mostly_floats
             else "leave out --reproducible for this model",
         )
-    kv_size.check_cache(header.metadata, CACHE_TYPE, CACHE_TYPE, reproducible=True)
+
+
+def computes_single_tokens(header: ModelHeader) -> bool:
+    """Return whether a model needs a micro-batch for every token, because it has recurrent state or
+    experts that float weights choose.
+    """
+    return any(SINGLE_TOKEN_TENSOR.match(tensor.name) for tensor in header.tensors)
 
 
 def _is_multiplied(tensor: TensorInfo, header: ModelHeader) -> bool:
@@ -104,21 +123,18 @@ def open_reproducible(
     of the pass.
 
     The weights are repacked for speed if the test passes with repacked weights, and otherwise stay
-    as they are in the file. `placement`: one without devices. Raises UserError when the test fails with both, and for a model with
-    recurrent state.
+    as they are in the file. `placement`: one without devices. Raises UserError when the test fails
+    with both.
     """
     config.disable_tiled_kernels()
     can_repack = repacks_weights() or not any(
         tensor.type in ROW_DEPENDENT_TYPES for tensor in header.tensors
     )
+    if computes_single_tokens(header):
+        options = replace(options, n_ubatch=1)
     for repack in (True, False) if can_repack else (False,):
         opened = open_model(header.path, replace(placement, repack=repack).for_header(header))
         with opened as model, open_context(model, replace(options, swa_full=True)) as context:
-            if context.is_recurrent:
-                raise UserError(
-                    "--reproducible does not support models with recurrent state",
-                    hint="leave out --reproducible",
-                )
             if is_batch_invariant(context):
                 yield model, context
                 return

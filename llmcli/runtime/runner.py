@@ -417,7 +417,7 @@ class Runner:
         """
         # the last token of an answer takes no cell
         answer_cells = 1 if max_tokens is None else max(0, max_tokens - 1)
-        prompt_cells = prompt if self.engine.ledger.can_fork else samples * prompt
+        prompt_cells = prompt if self.engine.ledger.can_branch else samples * prompt
         cells = prompt_cells + samples * answer_cells
         if cells > self.n_ctx:
             length = "" if max_tokens is None else f" of {max_tokens} tokens"
@@ -429,22 +429,13 @@ class Runner:
 
     def _refuse_beams(self, request: Request) -> None:
         """Raise UserError when this context cannot run the request's beam search."""
-        beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
+        beams, count = request.search.beams, len(request.tokens)
         if beams > self.context.n_seq_max:
             raise TooManyBeams(beams, self.context.n_seq_max)
-        if self.context.is_recurrent:
+        if not self.engine.ledger.can_branch:
             raise UserError(
-                "beams share cells, and this model's recurrent state cannot be shared",
+                "beams share cells, and this context has a separate cache for each sequence",
                 hint="leave out --beams",
-            )
-        if not self.engine.ledger.can_fork:
-            fits = window // kv_size.CELL_STEP * kv_size.CELL_STEP
-            raise UserError(
-                f"beams share cells, and this model's attention window of {window} tokens moves "
-                f"within the context of {self.n_ctx} tokens",
-                hint=f"use --ctx-size {fits}, or leave out --beams"
-                if fits
-                else "leave out --beams",
             )
         if count + beams > self.n_ctx:
             raise UserError(

@@ -34,8 +34,13 @@ class DraftLength:
     it. The unit is the plain token, the time of a pass of one row.
     """
 
-    def __init__(self, pass_cost: PassCost, max_rows: int = PASS_ROWS[-1]) -> None:
-        self.pass_cost, self.max_rows = pass_cost, max_rows
+    def __init__(
+        self, pass_cost: PassCost, max_rows: int = PASS_ROWS[-1], repeats_tokens: bool = False
+    ) -> None:
+        """`repeats_tokens`: whether the right tokens of a pass must be computed again after a wrong
+        guess, because only a checkpoint before the draft can be restored.
+        """
+        self.pass_cost, self.max_rows, self.repeats_tokens = pass_cost, max_rows, repeats_tokens
         self.n_tokens, self.saved_tokens = 0, 0.0
         self.had_several_rows = False  # whether the last pass had several rows
         # plain tokens that the drafter may spend on reading the text, in proportion to the time
@@ -87,6 +92,11 @@ class DraftLength:
         )
         self.had_several_rows = True
 
+    def record_repetition(self, n_tokens: int) -> None:
+        """Record that the next pass must compute `n_tokens` tokens again, besides a new one."""
+        if n_tokens > 0:
+            self.saved_tokens -= self.pass_cost.ratio(n_tokens + 1) - 1
+
     def choose(self, guesses: DraftState, limit: float) -> int:
         """Return how many tokens to draft with the drafter `guesses`, at most `limit`. Return 0
         when no draft is expected to save time or is affordable.
@@ -117,6 +127,9 @@ class DraftLength:
                 + guesses.cost_seconds(count) / self.pass_cost.single_seconds
                 + self.switch_cost
             )
+            if self.repeats_tokens:  # about half of the guesses, if any is wrong
+                n_again = count // 2 + 1
+                cost += (1 - all_right) * (self.pass_cost.ratio(n_again + 1) - 1)
             if expected > best * cost and self.can_afford(
                 cost if width == shortest else cost + short_cost, risk
             ):

@@ -64,7 +64,7 @@ class Admission:
         Return False when the sample must wait.
         """
         ledger = self.ledger
-        can_claim = ledger.can_fork and ledger.n_idle and not ledger.must_cut_to_claim
+        can_claim = ledger.can_branch and ledger.n_idle and not ledger.must_cut_to_claim
         if not can_claim or not self.has_capacity():
             return False
         sample.slot = ledger.claim_slot(self._sharing_scope(sample))

@@ -15,6 +15,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Aborted, NoSlot
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.forward_pass import ForwardPass, SequenceRows
+from llmcli.runtime.engine.prompt_checkpoints import checkpoint_lengths
 from llmcli.runtime.engine.interruption import RunningPass, is_worth_interrupting
 from llmcli.runtime.engine.schedule import EngineLoad, QueueFull, Schedule
 from llmcli.runtime.engine.scheduler import Scheduler
@@ -220,6 +221,11 @@ class Engine:
             prefix=SharedPrefix(prompt_source, len(request.tokens)) if prompt_source else None,
             replayed=request.replays[number] if request.replays else NO_REPLAY,
         )
+        takes_checkpoints = self.context.needs_checkpoints and self.schedule.host_bytes
+        if takes_checkpoints and not request.score_prompt:
+            sequence.checkpoint_lengths = checkpoint_lengths(
+                request.tokens, self.resources.vocabulary
+            )
         if request.checks_repetition:
             sequence.repetition_check_at = TOKENS_BETWEEN_CHECKS
         self.scheduler.add(sequence)
@@ -446,6 +452,8 @@ class Engine:
             if sequence.request.score_prompt:
                 sequence.record_scores(rows, start, start + count)
             sequence.n_computed += count
+            if sequence.n_computed in sequence.checkpoint_lengths:
+                self.ledger.take_checkpoint(sequence.slot)
             if sequence.n_computed < len(sequence.tokens):
                 return []
             if sequence.prompt_scores and not sequence.times:

@@ -56,7 +56,11 @@ class PrefillPlanner:
                 count = choose_prefill_rows(
                     n_left, count, n_rows, context.n_batch, context.n_ubatch
                 )
-            count = min(count, self._max_outputs(plan, sequence, len(prompts)))
+            count = min(
+                count,
+                self._max_outputs(plan, sequence, len(prompts)),
+                sequence.tokens_to_checkpoint,
+            )
             if not count:
                 continue
             if not ledger.make_room(n_rows + count):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from llmcli.errors import UserError
 from llmcli.runtime.kv_cache import common_prefix
+from llmcli.runtime.kv_cache.checkpoints import Checkpoint, Checkpoints
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
 from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.kv_cache.radix_tree import RadixTree
@@ -28,6 +29,7 @@ class CellMap:
         self.memory, self.is_busy = memory, is_busy
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.cells: list[list[int]] = [[] for _ in range(count)]
+        self.checkpoints = Checkpoints(count)
         self._prefixes = RadixTree()
         self.used_cells = 0  # cells that hold a token; a shared cell counts once
         self.busy_cells = 0  # the same for the cells of busy slots
@@ -45,6 +47,7 @@ class CellMap:
         """Return whether slots may share the cells of a prefix and diverge after any token. They
         cannot with recurrent state, which can only be copied at its end. Nor can they with a
         sliding window smaller than the pool, because shared cells would never leave the window.
+        Such slots diverge at checkpoints (`copy_prefix`).
         """
         return not self.memory.is_recurrent and (
             not self.memory.n_swa or self.size <= self.memory.n_swa
@@ -74,20 +77,48 @@ class CellMap:
 
     def fork(self, source: int, target: int) -> None:
         """Make `target` a copy of `source` that shares all its cells. Cells that both already share
-        are not copied again.
+        are not copied again. If the memory cannot share all of them, a part of its state is copied.
         """
+        if not self.can_fork:
+            self._copy_slot(source, target)
+            return
         n_shared = self.count_shared(source, target)
         self.trim(target, n_shared)
         assert len(self.tokens[target]) == n_shared, "a memory that cannot be forked"
         self.share(source, target, n_shared, len(self.tokens[source]))
 
+    def _copy_slot(self, source: int, target: int) -> None:
+        """Make `target` a copy of `source`, whose memory cannot be shared at every token."""
+        self.trim(target, 0)
+        length = len(self.tokens[source])
+        if not length:
+            return
+        if self.memory.is_recurrent:  # llama.cpp copies the state when one of both continues
+            self.memory.copy(source, target, 0, length)
+        else:
+            state = self.memory.read_checkpoint(source)
+            is_copied = self.memory.restore_checkpoint(target, state, length, source)
+            assert is_copied, "a window that the memory has just written"
+        self._add_shared(source, target, 0, length)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        """Give an empty slot the first `length` tokens of another one, which has a checkpoint
+        there. Return False, with the slot empty, when the memory refuses the checkpoint.
+        """
+        checkpoint = self.checkpoints.nearest(source, length)
+        assert checkpoint and checkpoint.length == length, (source, length)
+        if not self.memory.restore_checkpoint(target, checkpoint.state, length, source):
+            return False
+        self._add_shared(source, target, 0, length)
+        return True
+
     def restore(self, slot: int) -> None:
-        """After an interrupted pass, drop the cells of tokens that were not recorded. The slot is
-        emptied if the memory cannot be cut there.
+        """After an interrupted pass, drop the cells of tokens that were not recorded. If the memory
+        cannot be cut there, the slot is set back to its last checkpoint, or emptied.
         """
         keep = len(self.tokens[slot])
         if not self.memory.trim(slot, keep) or not self.window_holds(slot, keep):
-            self.trim(slot, 0)
+            self._cut_record(slot, self._restore_checkpoint(slot, keep))
 
     def check(self) -> None:
         """Assert that this record agrees with llama.cpp's positions. Used by tests."""
@@ -123,6 +154,7 @@ class CellMap:
         """Record that `target` now ends with the cells from `start` to `end` of `source`."""
         self.generation += 1
         n_busy = self._busy_part(target)
+        self.checkpoints.share(source, target, end)
         self.tokens[target] += self.tokens[source][start:end]
         self.cells[target] += self.cells[source][start:end]
         self.busy_cells += self._busy_part(target) - n_busy
@@ -147,6 +179,7 @@ class CellMap:
         del tokens[start:end], cells[start:end]
         self.busy_cells += self._busy_part(slot) - n_busy
         self._prefixes.truncate(slot, start)
+        self.checkpoints.cut(slot, start)
 
     def empty_memory(self, slot: int) -> None:
         """Drop all cells of a slot from the memory. This record is not changed."""
@@ -198,6 +231,7 @@ class CellMap:
         for slot in range(len(self.tokens)):
             self.tokens[slot], self.cells[slot] = [], []
             self._prefixes.truncate(slot, 0)
+            self.checkpoints.cut(slot, 0)
         self.used_cells = self.busy_cells = 0
         self.generation += 1
 
@@ -238,24 +272,44 @@ class CellMap:
         return common_prefix.count_shared(self.cells[first], self.cells[second])
 
     def trim(self, slot: int, keep: int) -> int:
-        """Cut a slot to its first `keep` tokens. Return the number of tokens left. This is 0 when
-        the memory cannot be cut there, because the slot must then be computed from its start.
+        """Cut a slot to its first `keep` tokens. Return the number of tokens left. If the memory
+        cannot be cut there, this is the length of the last checkpoint before, or 0 without one.
         """
         tokens = self.tokens[slot]
-        if keep < len(tokens) and not self.window_holds(slot, keep):
-            keep = 0
-        if keep < len(tokens) and not self.memory.trim(slot, keep):
-            keep = 0
-            self.empty_memory(slot)
         if keep < len(tokens):
-            self.generation += 1
-            n_busy = self._busy_part(slot)
-            self.used_cells -= len(tokens) - self._cells_after_trim(slot, keep)
-            del tokens[keep:]
-            del self.cells[slot][keep:]
-            self.busy_cells += self._busy_part(slot) - n_busy
-            self._prefixes.truncate(slot, keep)
+            if not self.window_holds(slot, keep) or not self.memory.trim(slot, keep):
+                keep = self._restore_checkpoint(slot, keep)
+            self._cut_record(slot, keep)
         return len(tokens)
+
+    def _restore_checkpoint(self, slot: int, length: int) -> int:
+        """Set the memory of a slot back to the last checkpoint with at most `length` tokens. Return
+        its length, or 0, with the memory of the slot empty, without a checkpoint.
+        """
+        checkpoint = self.checkpoints.nearest(slot, length)
+        if checkpoint and self.memory.restore_checkpoint(slot, checkpoint.state, checkpoint.length):
+            return checkpoint.length
+        self.empty_memory(slot)
+        return 0
+
+    def _cut_record(self, slot: int, keep: int) -> None:
+        """Record that the memory of a slot was cut to its first `keep` tokens."""
+        tokens = self.tokens[slot]
+        if keep >= len(tokens):
+            return
+        self.generation += 1
+        n_busy = self._busy_part(slot)
+        self.used_cells -= len(tokens) - self._cells_after_trim(slot, keep)
+        del tokens[keep:]
+        del self.cells[slot][keep:]
+        self.busy_cells += self._busy_part(slot) - n_busy
+        self._prefixes.truncate(slot, keep)
+        self.checkpoints.cut(slot, keep)
+
+    def take_checkpoint(self, slot: int) -> None:
+        """Copy the part of a slot's state that cannot be cut, as it is at the slot's end."""
+        state = self.memory.read_checkpoint(slot)
+        self.checkpoints.add(slot, Checkpoint(len(self.tokens[slot]), state))
 
     def window_holds(self, slot: int, keep: int) -> bool:
         """Return whether a slot still has all cells that a token at position `keep` would attend

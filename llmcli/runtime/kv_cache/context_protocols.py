@@ -5,6 +5,8 @@ context by a fake.
 from dataclasses import dataclass
 from typing import Protocol
 
+from llmcli.runtime.kv_cache.checkpoints import Checkpoint
+
 
 class CacheMemory(Protocol):
     """The methods and sizes of a context that the ledger uses. They are described in
@@ -23,6 +25,15 @@ class CacheMemory(Protocol):
 
     @property
     def can_shift(self) -> bool: ...
+
+    @property
+    def needs_checkpoints(self) -> bool: ...
+
+    def read_checkpoint(self, sequence: int) -> memoryview: ...
+
+    def restore_checkpoint(
+        self, sequence: int, checkpoint: memoryview, length: int, source: int | None = None
+    ) -> bool: ...
 
     def trim(self, sequence: int, keep: int) -> bool: ...
 
@@ -55,12 +66,13 @@ class BatchedMemory(CacheMemory, Protocol):
 class SwappedState:
     """The state of a slot, moved to host memory. `tokens`: all tokens of the slot. `state`: the
     cells of the tokens from `start` on. The earlier cells are left out, because another slot also
-    used them, so they stayed in the pool.
+    used them, so they stayed in the pool. `checkpoints`: those of the slot.
     """
 
     tokens: tuple[int, ...]
     start: int
     state: memoryview
+    checkpoints: tuple[Checkpoint, ...] = ()
 
     @property
     def n_cells(self) -> int:

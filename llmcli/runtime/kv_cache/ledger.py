@@ -3,7 +3,8 @@
 All slots (llama.cpp sequence ids) share one unified pool of cells. The cells of a finished answer
 stay cached in its slot until other answers need the space, so the next turn of a conversation finds
 its prefix there. Some caches cannot be cut back to every earlier token: a sliding window has
-dropped its oldest cells, and recurrent state exists only for the last token.
+dropped its oldest cells, and recurrent state exists only for the last token. Their slots go back to
+checkpoints (checkpoints.py).
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 from llmcli.runtime.binding.kv_state.positions import window_survives_shift
 from llmcli.runtime.kv_cache.cells import CellMap
+from llmcli.runtime.kv_cache.checkpoints import Checkpoints
 from llmcli.runtime.kv_cache.common_prefix import common_prefix, find_gap, match_after_gap
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory, CellOwners, SwappedState
 from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
@@ -46,6 +48,9 @@ class Ledger:
         # a number of tokens that stay. It may copy the state of the slot to host memory, and then
         # returns True; if no tokens should stay, it also empties the slot (IdleOffload.save).
         self.before_loss: Callable[[int, int], bool] = lambda slot, keep: False
+        # Called with the bytes of a checkpoint before it is taken. It may drop other states, and
+        # returns whether there is room for it (OffloadStore.make_checkpoint_room).
+        self.before_checkpoint: Callable[[int], bool] = lambda nbytes: True
 
     @property
     def size(self) -> int:
@@ -61,6 +66,13 @@ class Ledger:
     def can_fork(self) -> bool:
         """Return whether slots may share cells and diverge at any token."""
         return self._map.can_fork
+
+    @property
+    def can_branch(self) -> bool:
+        """Return whether a slot may become a copy of another one that shares its cells, in part at
+        least. Both continue it differently.
+        """
+        return self.can_fork or self.memory.needs_checkpoints
 
     @property
     def scopes(self) -> list[str]:
@@ -116,14 +128,20 @@ class Ledger:
             return self._claim(target, scope), 0
         continued = reused == len(self.tokens[best])
         is_earlier_turn = self._slots.turns[best] in earlier_turns
-        may_cut = self.keeps_idle and (is_earlier_turn or best == target or not self.can_fork)
+        may_cut = self.keeps_idle and (
+            is_earlier_turn or best == target or not self._can_copy(best, reused)
+        )
         if best in idle and (continued or may_cut):
             if not continued and not is_earlier_turn:
                 self.before_loss(best, reused)
             reused = self._map.trim(best, reused)
+            self.take_checkpoint(best)
             return self._claim(best, scope), reused
         self._empty_idle(target)
-        self._map.share(best, target, 0, reused)
+        if self.can_fork:
+            self._map.share(best, target, 0, reused)
+        elif not self._map.copy_prefix(best, target, reused):
+            reused = 0
         return self._claim(target, scope), reused
 
     def _claim(self, slot: int, scope: str) -> int:
@@ -148,6 +166,7 @@ class Ledger:
             length = common_prefix(self.tokens[slot], tokens[:-1])
             length = length if self.can_fork else self._reusable_length(slot, length)
         length = self._map.trim(slot, length)
+        self.take_checkpoint(slot)
         self._claim(slot, scope)
         return length
 
@@ -177,11 +196,8 @@ class Ledger:
         """
         if self.can_fork:
             reused, holders = self._match(tokens[:-1], scope)
-        else:  # the cells of a slot cannot be shared
-            lengths = {
-                slot: self._reusable_length(slot, common_prefix(self.tokens[slot], tokens[:-1]))
-                for slot in scope_slots
-            }
+        else:
+            lengths = self._reusable_lengths(tokens[:-1], scope)
             reused = max(lengths.values(), default=0)
             holders = {slot for slot, length in lengths.items() if length == reused}
         preferred = {
@@ -199,13 +215,73 @@ class Ledger:
             default=-1,
         ), reused
 
+    def _reusable_lengths(self, tokens: Sequence[int], scope: str) -> dict[int, int]:
+        """Return for each slot of the scope how many of `tokens` it can give to a prompt, if slots
+        cannot diverge at every token. A busy slot can only be copied.
+        """
+        lengths: dict[int, int] = {}
+        for slot, cached in enumerate(self.tokens):
+            if self.scopes[slot] == scope:
+                length = common_prefix(cached, tokens)
+                is_busy = self._slots.is_busy[slot]
+                lengths[slot] = (
+                    self._checkpoint_length(slot, length)
+                    if is_busy
+                    else self._reusable_length(slot, length)
+                )
+        return lengths
+
     def _reusable_length(self, slot: int, length: int) -> int:
-        """Return how many of the first `length` tokens a slot can keep if its cells cannot be
-        shared: `length` if the slot can be cut there, otherwise 0.
+        """Return how many of the first `length` tokens an idle slot can keep, if slots cannot
+        diverge at every token: `length` if the slot can be cut there, otherwise those of a
+        checkpoint.
         """
         is_whole = length == len(self.tokens[slot])
         can_cut = not self.memory.is_recurrent and self._map.window_holds(slot, length)
-        return length if is_whole or can_cut else 0
+        return length if is_whole or can_cut else self._checkpoint_length(slot, length)
+
+    def _checkpoint_length(self, slot: int, length: int) -> int:
+        """Return the length of the last checkpoint with at most `length` tokens, or 0."""
+        checkpoint = self._map.checkpoints.nearest(slot, length)
+        return checkpoint.length if checkpoint else 0
+
+    def _can_copy(self, slot: int, length: int) -> bool:
+        """Return whether another slot can get the first `length` tokens of a slot."""
+        return self.can_fork or self._checkpoint_length(slot, length) == length
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Return the checkpoints of all slots."""
+        return self._map.checkpoints
+
+    def take_checkpoint(self, slot: int) -> bool:
+        """Take a checkpoint at the end of a slot if the memory needs one there, and there is room
+        for it. Return whether a checkpoint was taken.
+        """
+        length, memory, checkpoints = len(self.tokens[slot]), self.memory, self.checkpoints
+        if (
+            memory.needs_checkpoints
+            and length
+            and self._checkpoint_length(slot, length) < length
+            and self.before_checkpoint(checkpoints.state_bytes)
+        ):
+            self._map.take_checkpoint(slot)
+            return True
+        return False
+
+    def can_return(self, slot: int) -> bool:
+        """Return whether a slot that grows now can be cut to its present length again: at any time,
+        or because a checkpoint is there.
+        """
+        length = len(self.tokens[slot])
+        return not self.memory.is_recurrent or self._checkpoint_length(slot, length) == length
+
+    def drop_checkpoint(self) -> bool:
+        """Drop the earliest checkpoint of the least recently used slot that has any. Return whether
+        there was one.
+        """
+        slots = sorted(range(len(self.tokens)), key=self._slots.last_used.__getitem__)
+        return any(self.checkpoints.drop_first(slot) for slot in slots)
 
     def match_prefix(
         self, tokens: Sequence[int], scope: str = "", match: PrefixMatch | None = None
@@ -220,6 +296,12 @@ class Ledger:
         match = match or PrefixMatch()
         self._map.update_match(match, tokens, self.scopes, scope)
         return match.length, any(self._slots.is_busy[slot] for slot in match.holders)
+
+    def reusable_prefix(self, tokens: Sequence[int], scope: str = "") -> int:
+        """Return how many tokens of a prompt, without its last, a slot of the scope has for it."""
+        if self.can_fork:
+            return self._match(tokens[:-1], scope)[0]
+        return max(self._reusable_lengths(tokens[:-1], scope).values(), default=0)
 
     def _match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
         """Return the length of the longest prefix of `tokens` in a slot of the scope, and the slots
@@ -339,8 +421,11 @@ class Ledger:
 
     def shared_length(self, slot: int, busy_only: bool = False) -> int:
         """Return the length of the longest prefix whose cells a slot shares with another one, or
-        with `busy_only` with a busy one.
+        with `busy_only` with a busy one. It is 0 if the slot cannot be restored without these cells
+        (`needs_checkpoints`).
         """
+        if self.memory.needs_checkpoints:
+            return 0
         others = self.busy_slots if busy_only else range(len(self.tokens))
         return max(
             (self._map.count_shared(slot, other) for other in others if other != slot), default=0
@@ -354,15 +439,19 @@ class Ledger:
         Raises MemoryError, with the slot empty, when the system has no memory for the state.
         """
         start, tokens = self.shared_length(slot, busy_only=not is_idle), tuple(self.tokens[slot])
+        checkpoints = self.checkpoints.of_slot(slot)
         try:
             state = self.memory.read_state(slot, start) if start < len(tokens) else memoryview(b"")
         finally:  # reading drops the cells before `start`
             self._map.trim(slot, 0)
-        return SwappedState(tokens, start, state)
+        return SwappedState(tokens, start, state, checkpoints)
 
     def copy_state(self, slot: int) -> SwappedState:
         """Return a copy of the whole state of a slot, which keeps its cells."""
-        return SwappedState(tuple(self.tokens[slot]), 0, self.memory.read_state(slot))
+        state = self.memory.read_state(slot)
+        return SwappedState(
+            tuple(self.tokens[slot]), 0, state, self.checkpoints.of_slot(slot)
+        )
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
         """Restore a state from `swap_out` into an empty slot. Return False when too few cells can
@@ -385,6 +474,7 @@ class Ledger:
         if start:
             self._map.append_shared(source, slot, start)
         self.append(slot, list(swapped.tokens[start:]))
+        self.checkpoints.set_slot(slot, swapped.checkpoints)
         return True
 
     @property

@@ -152,7 +152,7 @@ class IdleOffload:
         store, ledger = self.store, self.store.ledger
         wanted = tokens[:-1] if store.idle else ()
         while store.idle and ledger.n_idle:
-            n_cached = ledger.match_prefix(tokens, scope)[0]
+            n_cached = ledger.reusable_prefix(tokens, scope)
             number = store.find_idle(wanted, scope, n_cached, needs_whole=not ledger.can_fork)
             if number is None:
                 return

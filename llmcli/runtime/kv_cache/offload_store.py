@@ -3,8 +3,9 @@ which states are stored and restored (offload_cost.py).
 
 A state is idle (of a finished answer) or pinned (of a preempted or running answer). Pinned states
 are never dropped. Of the idle ones, the least recently used are dropped when a state that must
-leave the pool needs their bytes. Nothing is dropped for a state that leaves the pool only to make
-passes faster.
+leave the pool needs their bytes, and then the checkpoints of slots. Nothing is dropped for a state
+that leaves the pool only to make passes faster. Checkpoints of slots take at most half of the
+budget; for a new one, those of the least recently used slot are dropped.
 """
 
 import time
@@ -17,6 +18,7 @@ from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.kv_cache.offload_cost import StateCost, is_worth_restoring
 from llmcli.runtime.kv_cache.radix_tree import RadixTree
 
+CHECKPOINT_SHARE = 2  # checkpoints take at most half of the budget
 MEASURE_SECONDS = 5.0  # time between two measurements of the budget
 NEW_WEIGHT = 0.25  # weight of a new measurement in the moving averages
 MIN_TIMED_TOKENS = 32  # passes and states of fewer tokens are not timed
@@ -94,11 +96,12 @@ class OffloadStore:
         self._tree = RadixTree()  # of the idle states
         self._pinned_bytes = 0
         self._token_bytes = token_bytes
+        ledger.before_checkpoint = self.make_checkpoint_room
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all states together."""
-        return self._pinned_bytes + self.idle_bytes
+        """Return the bytes of all states and checkpoints together."""
+        return self._pinned_bytes + self.idle_bytes + self.ledger.checkpoints.nbytes
 
     def set_budget(
         self, max_bytes: int, measure_budget: Callable[[int], int] | None = None
@@ -129,9 +132,21 @@ class OffloadStore:
         self._update_budget()
         return self.max_bytes > 0 and self.nbytes + nbytes <= self.max_bytes
 
+    def make_checkpoint_room(self, nbytes: int) -> bool:
+        """Drop checkpoints and idle states until a checkpoint of `nbytes` bytes fits into the
+        budget. Return False when it does not fit.
+        """
+        self._update_budget()
+        checkpoints, most = self.ledger.checkpoints, self.max_bytes // CHECKPOINT_SHARE
+        if not most or nbytes > most:
+            return False
+        while checkpoints.nbytes + nbytes > most and self.ledger.drop_checkpoint():
+            pass
+        return checkpoints.nbytes + nbytes <= most and self.make_room(nbytes)
+
     def make_room(self, nbytes: float) -> bool:
-        """Drop idle states until `nbytes` more bytes fit into the budget. Return False, with
-        nothing dropped, when they would not fit even without idle states.
+        """Drop idle states and checkpoints until `nbytes` more bytes fit into the budget. Return
+        False, with nothing dropped, when they would not fit even then.
         """
         self._update_budget()
         if not self.max_bytes or self._pinned_bytes + nbytes > self.max_bytes:
@@ -192,11 +207,13 @@ class OffloadStore:
         budget is exceeded.
         """
         self._pinned_bytes += len(swapped.state)
+        self.ledger.checkpoints.hold(swapped.checkpoints)
         self._drop_idle(self.max_bytes)
 
     def unpin(self, swapped: SwappedState) -> None:
         """Stop counting the bytes of a pinned state that was restored or is no longer needed."""
         self._pinned_bytes -= len(swapped.state)
+        self.ledger.checkpoints.release(swapped.checkpoints)
 
     def add_idle(self, state: IdleState) -> None:
         """Store the state of a finished answer. If the budget is exceeded, the least recently used
@@ -205,6 +222,7 @@ class OffloadStore:
         self._n_stored += 1
         self.idle[self._n_stored] = state
         self.idle_bytes += len(state.swapped.state)
+        self.ledger.checkpoints.hold(state.swapped.checkpoints)
         self._tree.extend(self._n_stored, list(state.swapped.tokens), state.scope)
         self._drop_idle(self.max_bytes)
 
@@ -212,6 +230,7 @@ class OffloadStore:
         """Remove the idle state with this number, and return it."""
         state = self.idle.pop(number)
         self.idle_bytes -= len(state.swapped.state)
+        self.ledger.checkpoints.release(state.swapped.checkpoints)
         self._tree.truncate(number, 0)
         return state
 
@@ -222,28 +241,44 @@ class OffloadStore:
         is worth restoring, or None.
 
         `n_cached`: tokens of the prompt that the pool has; a state that leaves out a longer prefix
-        cannot be restored. `needs_whole`: whether only a state is of use that the prompt continues
-        to its end.
+        cannot be restored. `needs_whole`: whether a state is of use only up to its end or to one of
+        its checkpoints.
         """
         max_cells = self.ledger.size - self.ledger.busy_cells
         for length, holders in self._tree.prefixes(tokens, scope):
             if length <= n_cached:
                 break
-            usable = [
-                number
+            usable = {
+                number: self._usable_length(number, length, needs_whole)
                 for number in holders
                 if self.idle[number].swapped.start <= n_cached
                 and self.idle[number].swapped.n_cells <= max_cells
-                and (not needs_whole or len(self.idle[number].swapped.tokens) == length)
-                and self._is_worth_restoring(number, length - n_cached)
+            }
+            worth = [
+                number
+                for number, usable_length in usable.items()
+                if usable_length > n_cached
+                and self._is_worth_restoring(number, usable_length - n_cached)
             ]
-            if usable:
+            if worth:
                 # the smallest state that has the prefix; the latest of equals
                 return min(
-                    usable,
-                    key=lambda number: (len(self.idle[number].swapped.state), -number),
+                    worth,
+                    key=lambda number: (
+                        -usable[number],
+                        len(self.idle[number].swapped.state),
+                        -number,
+                    ),
                 )
         return None
+
+    def _usable_length(self, number: int, length: int, needs_whole: bool) -> int:
+        """Return how many of the first `length` tokens of an idle state a prompt can use."""
+        swapped = self.idle[number].swapped
+        if not needs_whole or len(swapped.tokens) == length:
+            return length
+        lengths = (checkpoint.length for checkpoint in swapped.checkpoints)
+        return max((usable for usable in lengths if usable <= length), default=0)
 
     def _is_worth_restoring(self, number: int, tokens: int) -> bool:
         """Return whether restoring an idle state saves time. `tokens`: tokens that it saves."""
@@ -251,10 +286,14 @@ class OffloadStore:
         return is_worth_restoring(self.costs.of_state(tokens, nbytes))
 
     def _drop_idle(self, max_bytes: float) -> None:
-        """Drop the least recently used idle states until all states take at most `max_bytes`."""
+        """Drop the least recently used idle states, and then checkpoints, until all states take at
+        most `max_bytes`.
+        """
         while self.idle and self.nbytes > max_bytes:
             self.pop_idle(next(iter(self.idle)))
             self.costs.record_use(False)
+        while self.nbytes > max_bytes and self.ledger.drop_checkpoint():
+            pass
 
 
 def _moving_average(average: float, value: float) -> float:

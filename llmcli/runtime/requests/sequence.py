@@ -144,6 +144,8 @@ class Sequence:
     draft: list[int] = field(default_factory=list)
     n_computed: int = 0  # tokens in the KV cache
     n_prompt: int = 0  # tokens of the prompt that were not dropped
+    # ascending lengths of the prompt at which a pass ends, so that a checkpoint can be taken there
+    checkpoint_lengths: tuple[int, ...] = ()
     overflow_stats: OverflowStats = NO_OVERFLOW  # counts of dropped tokens
 
     # Scheduling
@@ -186,6 +188,14 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Return whether some prompt tokens are not computed yet."""
         return self.n_computed < self.n_prompt
+
+    @property
+    def tokens_to_checkpoint(self) -> int:
+        """Return how many tokens the next pass may compute before a checkpoint is due."""
+        for length in self.checkpoint_lengths:
+            if self.n_computed < length:
+                return length - self.n_computed
+        return len(self.tokens) - self.n_computed
 
     @property
     def is_constrained(self) -> bool:

@@ -65,7 +65,9 @@ class SpeculativeStrategy(GuidedStrategy):
         )
         self.chain = self.rejection_chain or self.chain
         self.ledger = resources.ledger
-        self.draft_length = DraftLength(speculation.pass_cost, speculation.max_rows)
+        self.draft_length = DraftLength(
+            speculation.pass_cost, speculation.max_rows, self.ledger.memory.is_recurrent
+        )
         self.drafters = [drafter.start(draft_request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
         # the drafter's state, its draft, and the seconds that drafting took
@@ -73,6 +75,9 @@ class SpeculativeStrategy(GuidedStrategy):
         self.n_drafted = self.n_accepted = self.n_drafts = 0
         # False once the cells of wrong guesses could not be dropped; then drafting stops
         self.can_drop_cells = True
+        # tokens of the slot before the present draft, and whether a checkpoint there is needed for
+        # this draft only
+        self.n_before_draft, self.has_draft_checkpoint = 0, False
         # rows of the next pass without those of the guesses; more than one after forced text
         self.pass_rows = 0
 
@@ -99,9 +104,10 @@ class SpeculativeStrategy(GuidedStrategy):
     def _guess(self, sequence: Sequence) -> None:
         """Fill `sequence.draft` with the guesses of the first drafter whose guesses are expected to
         save time. The draft stays empty if there is none, and while other answers run: it would not
-        be computed, so the drafters do not read the text either.
+        be computed, so the drafters do not read the text either. It also stays empty if recurrent
+        state is behind the text after a wrong guess: a checkpoint there would be too early.
         """
-        if self.ledger.n_busy > 1:
+        if self.ledger.n_busy > 1 or (self.ledger.memory.is_recurrent and self.pass_rows > 1):
             return
         for drafter in self.drafters:
             drafter.follow(sequence)
@@ -111,10 +117,30 @@ class SpeculativeStrategy(GuidedStrategy):
         for drafter in self.drafters:
             if count := self.draft_length.choose(drafter, limit):
                 start_time = perf_counter()
+                if not self._secure_return(sequence.slot):
+                    return
                 draft = drafter.draft(count)
                 sequence.draft = list(draft.tokens)
                 self.last_draft = drafter, draft, perf_counter() - start_time
                 return
+
+    def _secure_return(self, slot: int) -> bool:
+        """Make sure that the cells of wrong guesses can be dropped, with a checkpoint if necessary.
+        Return False when that is impossible; then nothing is drafted any more.
+        """
+        ledger = self.ledger
+        self._drop_draft_checkpoint(slot)
+        self.n_before_draft = len(ledger.tokens[slot])
+        if ledger.memory.is_recurrent:
+            self.has_draft_checkpoint = ledger.take_checkpoint(slot)
+        self.can_drop_cells = ledger.can_return(slot)
+        return self.can_drop_cells
+
+    def _drop_draft_checkpoint(self, slot: int) -> None:
+        """Drop the checkpoint that was taken for the last draft."""
+        if self.has_draft_checkpoint:
+            self.ledger.checkpoints.discard(slot, self.n_before_draft)
+            self.has_draft_checkpoint = False
 
     def _verify(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
@@ -156,11 +182,13 @@ class SpeculativeStrategy(GuidedStrategy):
         return _share_times(sequence, events, previous_time, pass_seconds), finish
 
     def _drop_wrong_guesses(self, sequence: Sequence, n_valid: int) -> None:
-        """Drop the sequence's cells after its first `n_valid` tokens. A recurrent model cannot drop
-        single cells; then the engine recomputes the text, and drafting stops.
+        """Drop the sequence's cells after its first `n_valid` tokens. Recurrent state goes back to
+        the checkpoint before the draft, and the tokens after it are computed again.
         """
         sequence.n_computed = self.ledger.trim(sequence.slot, n_valid)
-        self.can_drop_cells = sequence.n_computed == n_valid
+        self.can_drop_cells = sequence.n_computed >= self.n_before_draft
+        self.draft_length.record_repetition(n_valid - sequence.n_computed)
+        self._drop_draft_checkpoint(sequence.slot)
 
     def on_context_shift(self, sequence: Sequence) -> None:
         """Discard the guesses, and tell the drafters that tokens were dropped from the text."""
@@ -176,6 +204,8 @@ class SpeculativeStrategy(GuidedStrategy):
         accounting = sequence.accounting
         accounting.n_drafted, accounting.n_accepted = self.n_drafted, self.n_accepted
         accounting.n_drafts = self.n_drafts
+        if sequence.slot >= 0:
+            self._drop_draft_checkpoint(sequence.slot)
         for drafter in self.drafters:
             drafter.close()
         return super().finish(sequence, finish)

@@ -440,16 +440,10 @@ def test_drafting_is_off_by_default_if_logits_depend_on_the_number_of_rows():
         assert found is None
 
 
-def test_recurrent_state_turns_drafting_off_and_a_request_for_it_is_an_error():
-    context = FakeContext(is_recurrent=True)
-    with open_drafting(DraftSettings(), context) as found:
-        assert found is None
-    with (
-        pytest.raises(UserError, match="recurrent") as error,
-        open_drafting(DraftSettings("on"), context),
-    ):
-        pass
-    assert "--ngram-draft" in error.value.hint
+def test_recurrent_state_can_be_drafted_for():
+    context = RowDependentContext(n_ctx=256, is_recurrent=True)
+    with open_drafting(DraftSettings("on"), context) as found:
+        assert found is not None and found.drafters
 
 
 def test_an_unknown_mode_is_refused():

@@ -223,27 +223,6 @@ def test_search_and_other_answers_share_passes_without_effect_on_each_other():
     ("context", "beams", "prompt", "message", "hint"),
     [
         (FakeContext(n_seq_max=2), 4, "x", "loaded for 2", "--beams 4"),
-        (
-            FakeContext(n_seq_max=4, is_recurrent=True),
-            4,
-            "x",
-            "recurrent state",
-            "leave out --beams",
-        ),
-        (
-            FakeContext(n_ctx=1024, n_seq_max=4, n_swa=512),
-            4,
-            "x",
-            "window of 512",
-            "--ctx-size 512",
-        ),
-        (
-            FakeContext(n_ctx=1024, n_seq_max=4, n_swa=100),
-            4,
-            "x",
-            "window of 100",
-            "leave out --beams",
-        ),
         (FakeContext(n_ctx=64, n_seq_max=8), 8, "x" * 60, "each of 8 beams", "--ctx-size"),
     ],
 )

@@ -8,6 +8,7 @@ from llmcli.runtime.drafting.base import Drafter
 from llmcli.runtime.drafting.ngram import NgramDrafts, PromptLookup
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
@@ -192,12 +193,28 @@ def test_interrupted_pass_is_repeated_without_effect_on_the_answer(number: int):
     assert finish(engine, engine.submit(request())).text == VERSE.decode()
 
 
-def test_recurrent_model_recomputes_its_text_once_and_stops_drafting():
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.9])
+def test_recurrent_state_goes_back_to_a_checkpoint_before_wrong_guesses(accuracy: float):
     context = FakeContext(n_ctx=512, reply=by_position(VERSE), is_recurrent=True)
-    engine = make_engine(context, Knowing(VERSE, 0.0, chance=0.99))
+    engine = make_engine(context, Knowing(VERSE, accuracy, chance=0.99))
+    engine.schedule = Schedule(host_bytes=1 << 20)
     answer = finish(engine, engine.submit(request()))
     assert answer.text == VERSE.decode()
-    assert answer.n_accepted == 0 < answer.n_drafted <= 15
+    assert answer.n_drafted
+    # the right tokens of a pass with a wrong guess are computed again, and nothing before them
+    n_wrong = answer.n_drafted - answer.n_accepted
+    n_answer = len(VERSE) + 1
+    assert sum(context.batches) <= len(PROMPT) + n_answer + n_wrong + 2 * answer.n_accepted
+    lengths = [checkpoint.length for checkpoint in engine.ledger.checkpoints.of_slot(0)]
+    assert lengths == [len(PROMPT) - 1]
+
+
+def test_nothing_is_drafted_for_recurrent_state_without_memory_for_checkpoints():
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE), is_recurrent=True)
+    engine = make_engine(context, Knowing(VERSE, chance=0.99))
+    answer = finish(engine, engine.submit(request()))
+    assert answer.text == VERSE.decode()
+    assert answer.n_drafted == 0
 
 
 def test_text_is_recomputed_if_the_sliding_window_has_dropped_its_cells():

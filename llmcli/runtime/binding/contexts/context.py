@@ -391,6 +391,46 @@ class Context:
         self._positions.set_length(sequence, self.last_position(sequence) + 1)
         return accepted
 
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Return whether a sequence can be set back to some earlier lengths only with a checkpoint:
+        with recurrent state, and with a sliding window smaller than the pool.
+        """
+        return self.unified and (self.is_recurrent or 0 < self.n_swa < self.n_ctx)
+
+    def read_checkpoint(self, sequence: int) -> memoryview:
+        """Return the part of a sequence's state that cannot be cut, for `restore_checkpoint`."""
+        self._check_sequences(sequence)
+        assert self.needs_checkpoints and self._positions.length(sequence), sequence
+        return sequence_state.read_partial_state(self.pointer, sequence)
+
+    def restore_checkpoint(
+        self, sequence: int, checkpoint: memoryview, length: int, source: int | None = None
+    ) -> bool:
+        """Set a sequence back to its first `length` tokens, after which the state `checkpoint` was
+        read. Return False, with the sequence empty, when llama.cpp refuses the state.
+
+        With another sequence `source`, the first `length` tokens are those of `source`, whose cells
+        outside the checkpoint are shared.
+        """
+        self._check_sequences(sequence)
+        library = lib()
+        if source is not None:
+            self._check_sequences(source)
+            assert self.unified and source != sequence, (source, sequence)
+            self._empty(sequence)
+            library.llama_memory_seq_cp(self.memory, source, sequence, 0, length)
+        accepted = sequence_state.write_partial_state(self.pointer, sequence, checkpoint)
+        if not accepted or not library.llama_memory_seq_rm(self.memory, sequence, length, -1):
+            self._empty(sequence)
+            return False
+        self._positions.set_length(sequence, length)
+        self._shared_cells.record_cut(sequence, length)
+        if source is not None:
+            self._shared_cells.record_copy(source, sequence, 0, length)
+        assert self.last_position(sequence) == length - 1, (self.last_position(sequence), length)
+        return True
+
     def _empty(self, sequence: int) -> None:
         """Drop all cells of a sequence."""
         lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)

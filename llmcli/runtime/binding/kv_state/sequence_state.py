@@ -14,6 +14,7 @@ from llmcli.runtime.binding.library import lib, reset_log
 
 # sequence id for the state of all sequences, which lists the sequences of each cell
 ALL_SEQUENCES = -1
+PARTIAL_ONLY = 1  # llama.h, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 MAX_POOL_BYTES = 256 << 20  # largest pool that is read as a whole to get one sequence
 
 
@@ -57,6 +58,30 @@ def write_state(context: Any, sequence: int, state: bytes | memoryview) -> bool:
     pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
     reset_log()
     return int(lib().llama_state_seq_set_data(context, pointer, array.size, sequence)) == array.size
+
+
+def read_partial_state(context: Any, sequence: int) -> memoryview:
+    """Return the part of a sequence's state that cannot be cut at its end: recurrent state, or the
+    cells of layers with a sliding window. The bytes are in memory owned by the caller.
+    """
+    library, flags = lib(), PARTIAL_ONLY
+    size = int(library.llama_state_seq_get_size_ext(context, sequence, flags))
+    buffer = np.empty(size, np.uint8)
+    pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+    written = library.llama_state_seq_get_data_ext(context, pointer, size, sequence, flags)
+    assert written == size > 0, (written, size)
+    return buffer.data
+
+
+def write_partial_state(context: Any, sequence: int, state: memoryview) -> bool:
+    """Replace this part of a sequence's state by that from `read_partial_state`. Return False when
+    llama.cpp refuses the state; the caller must then drop all cells of the sequence.
+    """
+    array = np.frombuffer(state, np.uint8)
+    pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+    reset_log()
+    read = lib().llama_state_seq_set_data_ext(context, pointer, array.size, sequence, PARTIAL_ONLY)
+    return int(read) == array.size
 
 
 def append_state(

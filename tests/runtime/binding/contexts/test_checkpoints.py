@@ -1,0 +1,107 @@
+"""A sequence that is set back to a checkpoint, or copied from it, continues bit for bit as before."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.rows.batch import BatchRows
+from quant.quantize import plan, write
+from quant.convert import checkpoint_source
+from tests.quant import families, tiny_gguf
+
+HYBRIDS = ("Qwen3_5ForCausalLM", "NemotronHForCausalLM", "Lfm2ForCausalLM", "GptOssForCausalLM")
+TEXT = [(7 + 11 * number) % 250 for number in range(120)]
+END = [(3 + 5 * number) % 250 for number in range(12)]
+
+
+@pytest.fixture(scope="module", params=["mamba", "gemma3", *HYBRIDS])
+def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model whose state cannot be cut at every token."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    if request.param == "mamba":
+        return tiny_gguf.mamba(folder / "m.gguf")
+    if request.param == "gemma3":
+        return tiny_gguf.gemma3(folder / "m.gguf", hidden=128, layers=6)
+    pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
+    case = next(case for case in families.cases() if case.hf == request.param)
+    families.build(case, folder / "tiny")
+    out = folder / "m.gguf"
+    source = checkpoint_source.open_checkpoint(folder / "tiny")
+    write.write_model(plan.plan_quantization(source, "F16"), out, threads=1)
+    return out
+
+
+@pytest.fixture
+def context(model_file: Path) -> Iterator[Context]:
+    options = ContextOptions(1024, 128, 128, 3)
+    with open_model(model_file) as model, open_context(model, options) as opened:
+        yield opened
+
+
+def compute(context: Context, sequence: int, start: int, tokens: list[int]) -> bytes:
+    """Compute tokens in one pass, and return the logits of the last one."""
+    rows = BatchRows(
+        tokens,
+        range(start, start + len(tokens)),
+        [sequence] * len(tokens),
+        [False] * (len(tokens) - 1) + [True],
+    )
+    (row,) = context.decode(rows)
+    return row.logits.tobytes()
+
+
+def continue_text(context: Context, sequence: int) -> bytes:
+    """Compute END after TEXT, token by token, and return the logits of all tokens."""
+    return b"".join(
+        compute(context, sequence, len(TEXT) + number, [token])
+        for number, token in enumerate(END)
+    )
+
+
+def test_a_sequence_goes_back_to_a_checkpoint(context: Context) -> None:
+    assert context.needs_checkpoints
+    compute(context, 0, 0, TEXT)
+    checkpoint = context.read_checkpoint(0)
+    expected = continue_text(context, 0)
+    for later in range(3):
+        compute(context, 0, len(TEXT) + len(END), TEXT[: 20 * later + 1])
+        assert context.restore_checkpoint(0, checkpoint, len(TEXT))
+        assert context.last_position(0) == len(TEXT) - 1
+        assert continue_text(context, 0) == expected
+
+
+def test_a_copy_from_a_checkpoint_leaves_its_source_alone(context: Context) -> None:
+    compute(context, 0, 0, TEXT)
+    checkpoint = context.read_checkpoint(0)
+    expected = continue_text(context, 0)
+    after = len(TEXT) + len(END)
+    assert context.restore_checkpoint(2, checkpoint, len(TEXT), source=0)
+    assert continue_text(context, 2) == expected
+    undisturbed = compute(context, 0, after, [9])
+    assert context.restore_checkpoint(0, checkpoint, len(TEXT))
+    assert continue_text(context, 0) == expected
+    assert compute(context, 0, after, [9]) == undisturbed
+
+
+def test_copies_of_the_end_continue_apart(context: Context) -> None:
+    compute(context, 0, 0, TEXT)
+    checkpoint = context.read_checkpoint(0)
+    if context.is_recurrent:
+        context.copy(0, 1, 0, len(TEXT))
+    else:
+        assert context.restore_checkpoint(1, checkpoint, len(TEXT), source=0)
+    expected = continue_text(context, 0)
+    assert continue_text(context, 1) == expected
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_sequence_is_empty(context: Context) -> None:
+    compute(context, 0, 0, TEXT)
+    checkpoint = context.read_checkpoint(0)
+    assert not context.restore_checkpoint(0, memoryview(bytes(checkpoint)[:-8]), len(TEXT))
+    assert context.last_position(0) == -1
+    compute(context, 0, 0, TEXT)

@@ -1,0 +1,122 @@
+"""Chats with models whose state cannot be cut: undo, edits, branches and other answers compute only
+new tokens, and have the logits of a fresh context.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from llmcli.runtime import reproducible
+from llmcli.runtime.kv_cache import offload, offload_store
+from llmcli.runtime.requests.request import Answer, Request, RunOptions
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.sampling import default_sampling
+from quant.convert import checkpoint_source
+from quant.quantize import plan, write
+from tests.quant import families, tiny_gguf
+
+GREEDY = default_sampling().with_values({"temp": 0})
+HYBRIDS = ("Qwen3_5ForCausalLM", "NemotronHForCausalLM", "Lfm2ForCausalLM")
+WINDOWS = ("Gemma3ForCausalLM", "GptOssForCausalLM")
+HEADS = {"Lfm2ForCausalLM": None}  # of another width than 64; None: hidden_size / heads
+TURNS = 20
+N_ANSWER = 7
+
+
+@pytest.fixture(scope="module", params=["mamba", *HYBRIDS, *WINDOWS])
+def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("turns")
+    out = folder / "m.gguf"
+    if request.param == "mamba":
+        return tiny_gguf.mamba(out)
+    pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
+    case = next(case for case in families.cases() if case.hf == request.param)
+    # a q8_0 cache needs heads of whole blocks
+    case = replace(case, settings=case.settings | {"head_dim": HEADS.get(request.param, 64)})
+    families.build(case, folder / "tiny")
+    source = checkpoint_source.open_checkpoint(folder / "tiny")
+    write.write_model(plan.plan_quantization(source, "Q8_0"), out, threads=1)
+    return out
+
+
+@contextmanager
+def open_small(path: Path, host_bytes: int, is_reproducible: bool) -> Iterator[Runner]:
+    options = RunOptions(ctx_size=1024, threads=1, batch_size=128, ubatch_size=128)
+    if is_reproducible:
+        options = reproducible.with_required_options(options)
+    with open_runner(path, options, slots=1) as runner:
+        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=host_bytes)
+        yield runner
+
+
+@dataclass
+class Turn:
+    """A turn of a conversation: all tokens of its prompt, and those of its answer."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.prompt + self.answer
+
+
+def answer(runner: Runner, prompt: tuple[int, ...]) -> Answer:
+    stream = runner.reply(
+        Request(prompt, GREEDY, max_tokens=N_ANSWER, logprobs=True, top_logprobs=5, ignore_eos=True)
+    )
+    list(stream)
+    runner.engine.check()
+    return stream.answer
+
+
+def values(answer: Answer) -> list[object]:
+    return [(token.id, token.logprob) for token in answer.tokens] + list(answer.top_logprobs)
+
+
+@pytest.mark.parametrize("is_reproducible", [True, False])
+def test_turns_compute_only_new_tokens(
+    model_file: Path, is_reproducible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a tiny model computes a token faster than its state is copied
+    monkeypatch.setattr(offload, "is_worth_storing", lambda cost: True)
+    monkeypatch.setattr(offload_store, "is_worth_restoring", lambda cost: True)
+    rng = random.Random(5)
+    with (
+        open_small(model_file, 256 << 20, is_reproducible) as runner,
+        open_small(model_file, 0, is_reproducible) as fresh,
+    ):
+        vocabulary = runner.model.n_vocab
+        turns = [Turn(tuple(rng.randrange(3, vocabulary) for _ in range(90)))]
+        history: list[Turn] = []
+        for number in range(TURNS):
+            kind = rng.choice(["continue", "undo", "edit", "branch", "again"]) if number else "new"
+            new = tuple(rng.randrange(3, vocabulary) for _ in range(9))
+            if kind == "again":
+                turn = Turn(history[-1].prompt)
+                expected = 1
+            elif kind == "new":
+                turn, expected = turns[0], 90
+            else:
+                back = {"continue": 1, "undo": 2, "edit": 2}.get(kind, rng.randint(1, number))
+                base = history[-min(back, len(history))]
+                # the last token of an answer is not computed before the text continues
+                turn, expected = Turn(base.tokens + new), len(new) + 1
+            result = answer(runner, turn.prompt)
+            computed = result.prompt_tokens - result.cached_tokens
+            # Without holes in its cells, a window that keeps all of them has no complete states,
+            # and other branches are computed again.
+            if runner.context.has_complete_states or kind in ("continue", "again"):
+                assert computed <= expected, (number, kind, computed)
+            if is_reproducible:
+                fresh.engine.ledger.evict_idle()
+                assert values(result) == values(answer(fresh, turn.prompt)), (number, kind)
+            turn.answer = tuple(token.id for token in result.tokens)
+            history.append(turn)
+        store = runner.engine.scheduler.offload_store
+        assert store.nbytes <= store.max_bytes
+        assert bool(store.nbytes) == runner.context.has_complete_states
