@@ -49,9 +49,7 @@ GUARANTEE = (
     "reproducible: the same prompt and seed give the same text for any batch size, number of "
     "threads and cache content; not on another CPU, build or GPU"
 )
-TOKEN_BY_TOKEN = (
-    "reproducible: this model has recurrent state or experts, so its prompts are read token by token"
-)
+TOKEN_BY_TOKEN = "reproducible: this model has recurrent state or experts, so its prompts are read token by token"
 # state-space layers, short convolutions (LFM2), RWKV, and the choice of experts
 SINGLE_TOKEN_TENSOR = re.compile(r"blk\.\d+\.(ssm_|shortconv|time_mix|ffn_gate_inp)")
 FLOAT_TYPES = ("F32", "F16", "BF16", "F64")

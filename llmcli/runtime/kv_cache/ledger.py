@@ -449,9 +449,7 @@ class Ledger:
     def copy_state(self, slot: int) -> SwappedState:
         """Return a copy of the whole state of a slot, which keeps its cells."""
         state = self.memory.read_state(slot)
-        return SwappedState(
-            tuple(self.tokens[slot]), 0, state, self.checkpoints.of_slot(slot)
-        )
+        return SwappedState(tuple(self.tokens[slot]), 0, state, self.checkpoints.of_slot(slot))
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
         """Restore a state from `swap_out` into an empty slot. Return False when too few cells can

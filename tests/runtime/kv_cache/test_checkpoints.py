@@ -96,9 +96,7 @@ def test_any_mix_of_prompts_agrees_with_the_memory(kind: dict[str, int], seed: i
         ledger.check()
         assert store.nbytes <= max(store.max_bytes, 0)
         held = {
-            checkpoint
-            for slot in range(3)
-            for checkpoint in ledger.checkpoints.of_slot(slot)
+            checkpoint for slot in range(3) for checkpoint in ledger.checkpoints.of_slot(slot)
         } | {
             checkpoint for state in store.idle.values() for checkpoint in state.swapped.checkpoints
         }

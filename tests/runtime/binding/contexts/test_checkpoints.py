@@ -58,8 +58,7 @@ def compute(context: Context, sequence: int, start: int, tokens: list[int]) -> b
 def continue_text(context: Context, sequence: int) -> bytes:
     """Compute END after TEXT, token by token, and return the logits of all tokens."""
     return b"".join(
-        compute(context, sequence, len(TEXT) + number, [token])
-        for number, token in enumerate(END)
+        compute(context, sequence, len(TEXT) + number, [token]) for number, token in enumerate(END)
     )
 
 
