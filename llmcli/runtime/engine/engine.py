@@ -15,8 +15,8 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Aborted, NoSlot
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.forward_pass import ForwardPass, SequenceRows
-from llmcli.runtime.engine.prompt_checkpoints import checkpoint_lengths
 from llmcli.runtime.engine.interruption import RunningPass, is_worth_interrupting
+from llmcli.runtime.engine.prompt_checkpoints import checkpoint_lengths
 from llmcli.runtime.engine.schedule import EngineLoad, QueueFull, Schedule
 from llmcli.runtime.engine.scheduler import Scheduler
 from llmcli.runtime.kv_cache.attention_cost import SinglePassTimes

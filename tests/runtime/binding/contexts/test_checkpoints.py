@@ -10,8 +10,8 @@ from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.rows.batch import BatchRows
-from quant.quantize import plan, write
 from quant.convert import checkpoint_source
+from quant.quantize import plan, write
 from tests.quant import families, tiny_gguf
 
 HYBRIDS = ("Qwen3_5ForCausalLM", "NemotronHForCausalLM", "Lfm2ForCausalLM", "GptOssForCausalLM")
