@@ -12,6 +12,7 @@ import pytest
 
 from llmcli.runtime import reproducible
 from llmcli.runtime.kv_cache import offload, offload_store
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
@@ -120,3 +121,39 @@ def test_turns_compute_only_new_tokens(
         store = runner.engine.scheduler.offload_store
         assert store.nbytes <= store.max_bytes
         assert bool(store.nbytes) == runner.context.has_complete_states
+
+
+def test_beams_and_samples_share_the_prompt(model_file: Path) -> None:
+    """The score of a beam is that of its tokens, scored as a prompt."""
+    options = RunOptions(
+        ctx_size=1024, threads=1, batch_size=128, ubatch_size=128, scoring_outputs=128
+    )
+    prompt = tuple(random.Random(3).randrange(3, 250) for _ in range(60))
+    beams = Request(
+        prompt,
+        GREEDY,
+        max_tokens=6,
+        strategy="beam",
+        search=BeamSettings(beams=3, length_penalty=0.0),
+        ignore_eos=True,
+    )
+    with open_runner(model_file, options, slots=4) as runner:
+        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=256 << 20)
+        stream = runner.reply(beams)
+        list(stream)
+        runner.engine.check()
+        for hypothesis in stream.answer.beams:
+            scored = answer_scores(runner, prompt + hypothesis.tokens)
+            assert sum(scored[-len(hypothesis.tokens) :]) == pytest.approx(
+                hypothesis.score, abs=0.1
+            )
+        several = runner.reply(Request(prompt, default_sampling(), max_tokens=6), 3)
+        list(several)
+        runner.engine.check()
+        assert [result.cached_tokens for result in several.answers[1:]] == [len(prompt)] * 2
+
+
+def answer_scores(runner: Runner, tokens: tuple[int, ...]) -> list[float]:
+    stream = runner.reply(Request(tokens, GREEDY, max_tokens=1, score_prompt=True, logprobs=True))
+    list(stream)
+    return [score.logprob for score in stream.answer.prompt_scores]

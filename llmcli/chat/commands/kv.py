@@ -41,6 +41,8 @@ def show_kv(chat: ChatSession, argument: str) -> None:
         ),
         ("", draw_cache(segments)),
     ]
+    if runner.context.needs_checkpoints:
+        rows.insert(-1, ("checkpoints", _describe_checkpoints(runner)))
     chat.ui.table(("KV cache", ""), rows)
     columns = ("as type", "bytes/token", *(f"{length:,} tokens" for length in lengths))
     table = [
@@ -61,6 +63,16 @@ def _size_row(runner: Runner, cache_type: str, lengths: Sequence[int]) -> tuple[
         cache_type,
         f"{caches[0].bytes_per_token:,}",
         *(format_size(cache.nbytes) for cache in caches if cache),
+    )
+
+
+def _describe_checkpoints(runner: Runner) -> str:
+    """Return the number and bytes of the checkpoints, and the budget of all states outside."""
+    engine = runner.engine
+    checkpoints, store = engine.ledger.checkpoints, engine.scheduler.offload_store
+    return (
+        f"{len(checkpoints)} with {_format_bytes(checkpoints.nbytes)} in host memory, "
+        f"of {format_size(store.max_bytes)} for states"
     )
 
 

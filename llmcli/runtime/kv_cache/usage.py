@@ -18,6 +18,7 @@ class SequenceUsage:
     - `shared_cells`: the length of the longest prefix whose cells another slot also uses.
     - `exclusive_cells`: cells that no slot listed earlier in `CacheUsage.sequences` uses. The sum
       over all slots is the number of cells in use.
+    - `checkpoints`: the lengths at which the slot has a checkpoint, ascending.
     """
 
     slot: int
@@ -25,6 +26,7 @@ class SequenceUsage:
     tokens: int
     shared_cells: int
     exclusive_cells: int
+    checkpoints: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ def measure_cache_usage(ledger: Ledger) -> CacheUsage:
                 lengths[at],
                 max(with_previous, with_next),
                 lengths[at] - with_previous,
+                tuple(checkpoint.length for checkpoint in ledger.checkpoints.of_slot(slot)),
             )
         )
     return CacheUsage(tuple(usages), _build_prefix_tree(ledger.tokens, slots))

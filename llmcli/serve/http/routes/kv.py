@@ -38,6 +38,7 @@ def build_cache_report(runner: Runner) -> dict[str, Any]:
         "outside": {
             "swapped_bytes": scheduler.swap.nbytes,
             "finished_bytes": scheduler.idle_offload.nbytes,
+            "checkpoint_bytes": engine.ledger.checkpoints.nbytes,
             "most_bytes": scheduler.offload_store.max_bytes,
         },
         "running": load.n_running,
@@ -50,6 +51,7 @@ def build_cache_report(runner: Runner) -> dict[str, Any]:
                 "tokens": sequence.tokens,
                 "own_cells": sequence.exclusive_cells,
                 "shared_cells": sequence.shared_cells,
+                "checkpoints": list(sequence.checkpoints),
             }
             for sequence in usage.sequences
         ],
