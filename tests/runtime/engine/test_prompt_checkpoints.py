@@ -14,7 +14,7 @@ from tests.fixtures.fakes import EOS, FakeModel
         ([5, EOS, 6, EOS, 7, 8, 9], (4, 6)),  # after the last message, and before the last token
         ([5, EOS, 7], (2,)),
         ([5, 6, EOS], (2,)),
-        ([5, EOS, *[6] * MAX_START_TOKENS], (MAX_START_TOKENS + 1,)),
+        ([5, EOS, *[6] * (MAX_START_TOKENS + 1)], (MAX_START_TOKENS + 2,)),
     ],
 )
 def test_checkpoints_of_a_prompt(prompt: list[int], expected: tuple[int, ...]) -> None:
