@@ -213,6 +213,7 @@ def _effective_flags(chat: ChatSession, run_flags: RunFlags) -> dict[str, Any]:
         "reasoning": run_flags.reasoning if run_flags.reasoning != "auto" else None,
         "on_full": conversation.on_full if conversation.on_full != "stop" else None,
         "quant": run_flags.quant,
+        "draft": runner.drafting.method if runner.drafting.method != "auto" else None,
         "model_draft": str(runner.drafting.model) if runner.drafting.model else None,
         "ngram_draft": runner.ngram_draft,
     }

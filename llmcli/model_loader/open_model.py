@@ -236,16 +236,17 @@ class ModelSwitcher:
         loaded. Its hint is the draft model that the catalog names.
         """
         flags = self.run_flags
-        if flags.samples > 1 or flags.search.beams > 1:
+        if flags.samples > 1 or flags.search.beams > 1 or flags.draft == "off":
             return NO_DRAFTING
+        ngram = "on" if flags.draft == "ngram" else flags.ngram_draft
         if flags.model_draft is None:
-            return DraftSettings(flags.ngram_draft)
+            return DraftSettings(ngram, method=flags.draft)
         with allow_interrupts():
             draft = prepare_model(flags.model_draft, None, self.config, self.ui)
         suggestion = model.entry.draft if model.entry else ""
         require_same_vocabulary(header, read_header(draft.path), suggestion)
         rehearse_file(draft.path, self.config, self.ui)
-        return DraftSettings(flags.ngram_draft, draft.path)
+        return DraftSettings(ngram, draft.path, flags.draft)
 
 
 def format_layers(count: int) -> str:

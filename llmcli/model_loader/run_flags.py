@@ -47,6 +47,7 @@ class RunFlags:
     hide_thinking: bool = False
     logprobs: int = 0
     constraint: "Constraint | None" = None
+    draft: str = "auto"
     ngram_draft: str = "auto"
     model_draft: str | None = None
     fit: str = ""

@@ -1,22 +1,25 @@
-"""Prepare speculative decoding for a model: read the settings --model-draft and --ngram-draft, open
-the draft model, and measure the cost of passes.
+"""Prepare speculative decoding for a model: read the settings --draft, --model-draft and
+--ngram-draft, open the draft model or the model's prediction layers, and measure the cost of passes.
 
---ngram-draft auto drafts only where drafting cannot change the answer. This needs a CPU and
+Without these settings llmcli drafts only where drafting cannot change the answer. This needs a CPU and
 quantized K and V: there, several tokens in one pass have bit for bit the logits that they would
 have one by one, which is measured when the model is loaded. With a float KV cache llama.cpp
 computes a single token differently from several. The answer may then change where two tokens are
-almost equally likely. --ngram-draft on and a draft model accept that.
+almost equally likely. A method that is named accepts that.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
-from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.contexts.open_context import open_context, open_prediction_context
+from llmcli.runtime.binding.contexts.prediction_context import (
+    ARCHITECTURES as PREDICTING_ARCHITECTURES,
+)
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.devices import free_gpu_bytes
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
@@ -32,6 +35,7 @@ from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
 
 NGRAM_DRAFT_MODES = ("auto", "on", "off")
+METHODS = ("auto", "off", "ngram", "model", "mtp")  # of --draft
 MIN_DRAFT_ROWS = PASS_ROWS[0]  # tokens of the shortest pass that checks a draft
 FLOAT_TYPES = ("f32", "f16", "bf16")
 
@@ -42,11 +46,29 @@ class DraftSettings:
 
     ngram: str = "auto"  # one of NGRAM_DRAFT_MODES: whether to guess from repetitions in the text
     model: Path | None = None  # the GGUF file of a draft model
+    method: str = "auto"  # one of METHODS; all but "auto" use no other method
 
     @property
     def is_requested(self) -> bool:
         """Return whether the user has turned drafting on, so that it is not left to "auto"."""
-        return self.ngram == "on" or self.model is not None
+        return self.ngram == "on" or self.model is not None or self.method not in ("auto", "off")
+
+    def uses_prediction(self, header: ModelHeader, options: RunOptions, uses_gpu: bool) -> bool:
+        """Return whether the model's prediction layers (MTP) are opened. Raises UserError if they
+        are requested and the model has none.
+        """
+        has_layers = header.architecture in PREDICTING_ARCHITECTURES and bool(
+            header.get_int("nextn_predict_layers")
+        )
+        if self.method == "mtp":
+            if not has_layers:
+                raise UserError(
+                    "--draft mtp: this file has no layers that predict further tokens (MTP)",
+                    hint="quantize the checkpoint without --no-mtp, or leave out --draft mtp",
+                )
+            return not options.reproducible
+        is_exact = _can_be_exact(options, uses_gpu) and not options.reproducible
+        return has_layers and self.method == "auto" and self.ngram != "off" and is_exact
 
     def max_outputs(self, options: RunOptions, uses_gpu: bool) -> int:
         """Return how many rows of logits a pass of one sequence may need. It is 1 when nothing can
@@ -60,6 +82,15 @@ class DraftSettings:
 
 
 DEFAULT_DRAFTING, NO_DRAFTING = DraftSettings(), DraftSettings("off")
+
+
+def parse_method(text: str) -> str:
+    """Return `text`, a value of --draft, in lower case. Raises UserError when it is not one of
+    METHODS.
+    """
+    if text.lower() not in METHODS:
+        raise UserError(f"draft is {text!r}", hint=f"--draft takes one of: {', '.join(METHODS)}")
+    return text.lower()
 
 
 def parse_ngram_draft(text: str) -> str:
@@ -123,8 +154,21 @@ def open_speculation(
         cost = measure_pass_cost(context, output_rows)
         exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(placement)) else 0
         max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
+        uses_ngrams = settings.method in ("auto", "ngram") and (
+            settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0)
+        )
+        prediction = (
+            stack.enter_context(
+                open_prediction_context(model, context, prediction_context_options(context))
+            )
+            if context.outputs_states
+            else None
+        )
         resources = DrafterResources(
-            settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0), draft, model
+            uses_ngrams,
+            draft if settings.method in ("auto", "model") else None,
+            model,
+            (context, prediction) if prediction else None,
         )
         drafter_types = sorted(drafters().values(), key=lambda drafter_type: drafter_type.order)
         created = tuple(
@@ -149,6 +193,21 @@ def draft_context_options(context: ContextOptions) -> ContextOptions:
         n_outputs=PASS_ROWS[0],
         offload_kqv=context.offload_kqv,
         gemm_min_rows=context.gemm_min_rows,
+    )
+
+
+def prediction_context_options(context: Context) -> ContextOptions:
+    """Return the options of the context of the model's prediction layers. `context`: that of the
+    model, which has the same length.
+    """
+    return replace(
+        context.options,
+        n_batch=min(CHUNK_TOKENS, context.n_batch),
+        n_ubatch=min(CHUNK_TOKENS, context.n_ubatch),
+        n_seq_max=1,
+        n_outputs=1,
+        can_append=False,
+        outputs_states=False,
     )
 
 

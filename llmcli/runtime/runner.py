@@ -556,6 +556,8 @@ def open_runner(
         if slots > 1:
             drafting = NO_DRAFTING
     context_settings = context_options(options, slots, drafting, placement)
+    if drafting.uses_prediction(header, options, uses_gpu(placement)):
+        context_settings = replace(context_settings, outputs_states=True)
     opened = (
         reproducible.open_reproducible(header, context_settings, placement.on_host())
         if options.reproducible
@@ -617,7 +619,7 @@ def _open_model(
     header: model_header.ModelHeader, options: ContextOptions, placement: ModelPlacement
 ) -> Iterator[tuple[Model, Context]]:
     """Open the model with this header, and a context for it."""
-    opened = open_model(header.path, placement.for_header(header))
+    opened = open_model(header.path, placement.for_header(header), load_mtp=options.outputs_states)
     with opened as model, open_context(model, options) as context:
         yield model, context
 

@@ -127,6 +127,7 @@ def _draft_record(runner: Runner) -> dict[str, Any]:
         "draft": {
             "model": str(model) if model else None,
             "ngram": runner.ngram_draft,
+            "method": runner.drafting.method,
             "obstacle": runner.draft_obstacle or None,
         }
     }

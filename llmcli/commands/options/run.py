@@ -241,6 +241,14 @@ CONSTRAINT_FLAGS = (
 )
 DRAFT_FLAGS = (
     Flag(
+        "draft",
+        ("--draft",),
+        str,
+        "draft tokens with this method only: ngram, model (-md), mtp (the model's own prediction "
+        "layers); off: never [auto: what saves time]",
+        "METHOD",
+    ),
+    Flag(
         "model_draft",
         ("-md", "--model-draft"),
         str,
@@ -332,7 +340,7 @@ PANEL_FLAGS: Mapping[str, tuple[str, ...]] = {
     panels.PLACEMENT: ("gpu_layers", *(flag.name for flag in PLACEMENT_FLAGS)),
     panels.SPEED: (
         *("threads", "threads_batch", "batch_size", "ubatch_size", "flash_attn"),
-        *("gemm", "model_draft", "ngram_draft", "reproducible", "no_profile"),
+        *("gemm", "draft", "model_draft", "ngram_draft", "reproducible", "no_profile"),
     ),
     panels.OUTPUT: ("markdown", "hide_thinking", "logprobs"),
 }
@@ -346,7 +354,7 @@ REPLAYED_FLAGS = frozenset(
         *PANEL_FLAGS[panels.SAMPLING],
         *("ctx_size", "on_full", "cache_type_k", "cache_type_v"),
         *("threads", "threads_batch", "batch_size", "ubatch_size", "gpu_layers", "flash_attn"),
-        *("gemm", "model_draft", "ngram_draft", "reproducible"),
+        *("gemm", "draft", "model_draft", "ngram_draft", "reproducible"),
     )
 )
 # The options that set a field of RunFlags, where they do not have its name.
@@ -453,6 +461,12 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--samples": lambda flags: flags.samples > 1,
     "--beams": lambda flags: flags.search.beams > 1,
     "--logprobs": lambda flags: flags.logprobs > 0,
+    "--draft": lambda flags: flags.draft not in ("auto", "off"),
+    "--draft off": lambda flags: flags.draft == "off",
+    "--draft ngram": lambda flags: flags.draft == "ngram",
+    "--draft mtp": lambda flags: flags.draft == "mtp",
+    "--draft model": lambda flags: flags.draft == "model",
+    "--ngram-draft off": lambda flags: flags.ngram_draft == "off",
     "--model-draft": lambda flags: flags.model_draft not in (None, "auto", "off"),
     "--ngram-draft": lambda flags: flags.ngram_draft not in ("auto", "off"),
     "--reproducible": lambda flags: flags.options.reproducible,
@@ -473,8 +487,18 @@ CONFLICTS = (
     Conflict("--logprobs", "--beams", "--logprobs is not available with --beams"),
     *(
         Conflict(draft, several, f"{draft} drafts for one answer and does not work with {several}")
-        for draft in ("--model-draft", "--ngram-draft")
+        for draft in ("--model-draft", "--ngram-draft", "--draft")
         for several in ("--beams", "--samples")
+    ),
+    *(
+        Conflict(f"--draft {method}", other, f"--draft {method} does not use {other}")
+        for method, other in (
+            *(("off", other) for other in ("--model-draft", "--ngram-draft")),
+            *(("mtp", other) for other in ("--model-draft", "--ngram-draft")),
+            ("ngram", "--model-draft"),
+            ("ngram", "--ngram-draft off"),
+            ("model", "--ngram-draft"),
+        )
     ),
     Conflict(
         "--reproducible",
@@ -506,7 +530,7 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     override. Raises UserError, or UsageError for options that cannot be combined.
     """
     from llmcli.commands.options.constraint import take_constraint
-    from llmcli.runtime.draft_settings import parse_ngram_draft
+    from llmcli.runtime.draft_settings import parse_method, parse_ngram_draft
     from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.sampling import default_sampling, sampling_settings
 
@@ -518,6 +542,7 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     options = _build_options(runtime)
     typed["placement"] = PlacementFlags(**_pop_all(typed, (flag.name for flag in PLACEMENT_FLAGS)))
     typed["placement"].parse()
+    typed["draft"] = parse_method(typed.get("draft", "auto"))
     typed["ngram_draft"] = parse_ngram_draft(typed.get("ngram_draft", "auto"))
     typed["stops"] = tuple(typed.get("stops", ()))
     for flag in (*MODEL_FLAGS, *ANSWER_FLAGS, *DISPLAY_FLAGS, *FIT_FLAGS):
@@ -527,6 +552,8 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     constraint = take_constraint(typed)
     flags = RunFlags(options, settings, search, frozenset(runtime), **typed, constraint=constraint)
     check_conflicts(flags)
+    if flags.draft == "model" and flags.model_draft is None:
+        raise UsageError("--draft model needs a draft model", hint="name it with -md REF")
     return flags
 
 

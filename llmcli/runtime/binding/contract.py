@@ -37,6 +37,7 @@ STRUCTURES: Mapping[str, tuple[int, Fields]] = {
             "vocab_only": (72, 1),
             "use_extra_bufts": (74, 1),
             "no_alloc": (76, 1),
+            "load_mtp": (77, 1),
         },
     ),
     "llama_context_params": (
@@ -49,6 +50,7 @@ STRUCTURES: Mapping[str, tuple[int, Fields]] = {
             "n_outputs_max": (20, 4),
             "n_threads": (28, 4),
             "n_threads_batch": (32, 4),
+            "ctx_type": (36, 4),
             "pooling_type": (44, 4),
             "flash_attn_type": (52, 4),
             "cb_eval": (88, 8),
@@ -62,6 +64,7 @@ STRUCTURES: Mapping[str, tuple[int, Fields]] = {
             "op_offload": (131, 1),
             "swa_full": (132, 1),
             "kv_unified": (133, 1),
+            "ctx_other": (152, 8),
         },
     ),
     "llama_model_quantize_params": (
@@ -79,6 +82,7 @@ STRUCTURES: Mapping[str, tuple[int, Fields]] = {
         {
             "n_tokens": (0, 4),
             "token": (8, 8),
+            "embd": (16, 8),
             "pos": (24, 8),
             "n_seq_id": (32, 8),
             "seq_id": (40, 8),
@@ -263,6 +267,7 @@ CONSTANTS: Mapping[str, int] = {
     "GGML_NUMA_STRATEGY_DISTRIBUTE": 1,
     "GGML_NUMA_STRATEGY_ISOLATE": 2,
     "GGML_NUMA_STRATEGY_NUMACTL": 3,
+    "LLAMA_CONTEXT_TYPE_MTP": 1,
     "LLAMA_DEFAULT_SEED": 0xFFFFFFFF,
     "LLAMA_FLASH_ATTN_TYPE_AUTO": -1,
     "LLAMA_FLASH_ATTN_TYPE_DISABLED": 0,
@@ -281,6 +286,7 @@ CONSTANTS: Mapping[str, int] = {
     "LLAMA_SPLIT_MODE_LAYER": 1,
     "LLAMA_SPLIT_MODE_ROW": 2,
     "LLAMA_SPLIT_MODE_TENSOR": 3,
+    "LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY": 1,
     "LLAMA_STATE_SEQ_VERSION": 3,  # format of the states that kv_state/ reads and kv_state_file.py saves
     "LLAMA_TOKEN_ATTR_UNKNOWN": 1 << 0,
     "LLAMA_TOKEN_ATTR_CONTROL": 1 << 3,

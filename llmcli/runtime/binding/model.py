@@ -249,6 +249,7 @@ def open_model(
     *,
     vocab_only: bool = False,
     dry_run: bool = False,
+    load_mtp: bool = False,
 ) -> Iterator[Model]:
     """Load a GGUF file and yield the model. The file must have passed `check_loadable`, because
     llama.cpp aborts the process on some damaged files.
@@ -256,6 +257,7 @@ def open_model(
     - `placement`: on which devices the weights are put, and in which layout.
     - `vocab_only`: load the vocabulary without the weights.
     - `dry_run`: read and allocate no weights (for dry_run.py only).
+    - `load_mtp`: also load the layers that predict further tokens.
 
     Raises UserError with llama.cpp's reason when it refuses the file, and KeyboardInterrupt at
     Ctrl-C.
@@ -264,7 +266,7 @@ def open_model(
     params = library.llama_model_default_params()
     init_numa(placement.numa)
     arrays = set_placement(params, placement)
-    set_fields(params, vocab_only=vocab_only)
+    set_fields(params, vocab_only=vocab_only, load_mtp=load_mtp)
     if dry_run:
         # llama.cpp aborts in a dry run if the file is mapped
         set_fields(params, no_alloc=True, load_mode=LOAD_MODE_NONE)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
@@ -89,11 +90,13 @@ class DrafterResources:
     - `draft_model`: the context of the draft model and the cost of its passes; None without a draft
       model.
     - `vocabulary`: the vocabulary of the model.
+    - `prediction`: the context of the model, and that of its prediction layers; None if it has none.
     """
 
     uses_ngrams: bool
     draft_model: tuple[Context, PassCost] | None
     vocabulary: Vocabulary
+    prediction: tuple[Context, PredictionContext] | None = None
 
 
 class Drafter(Protocol):

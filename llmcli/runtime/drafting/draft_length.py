@@ -101,11 +101,17 @@ class DraftLength:
         """Return how many tokens to draft with the drafter `guesses`, at most `limit`. Return 0
         when no draft is expected to save time or is affordable.
         """
+        return self.rate(guesses, limit)[1]
+
+    def rate(self, guesses: DraftState, limit: float) -> tuple[float, int]:
+        """Return the expected gain of the best draft of the drafter `guesses`, and its number of
+        tokens as in `choose`. The gain is the speed of the pass in units of plain decoding.
+        """
         chances = guesses.chances(int(min(self.max_rows - 1, limit)))
         if not chances or not self.can_read(
             guesses.reading_seconds() / self.pass_cost.single_seconds
         ):
-            return 0
+            return 0.0, 0
         best, chosen = MIN_GAIN, 0
         expected, all_right, n_summed = 1.0, 1.0, 0
         shortest = PASS_ROWS[0]
@@ -136,7 +142,7 @@ class DraftLength:
                 best, chosen = expected / cost, count
             if count == len(chances):
                 break
-        return chosen
+        return best, chosen
 
     @property
     def switch_cost(self) -> float:

@@ -13,14 +13,12 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import ClassVar, Protocol
 
-import numpy as np
-
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.drafting.base import Draft, DrafterResources, Probabilities
+from llmcli.runtime.drafting.guesser import Guesser
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import NumpyChain, RowLogits, make_chain
-from llmcli.runtime.sampling.rejection import draw_index
+from llmcli.runtime.sampling.chain import RowLogits
 from llmcli.runtime.vocabulary import Vocabulary
 
 INITIAL_CHANCE = 0.85  # chance of a guess before any guess was checked
@@ -123,9 +121,7 @@ class ModelDrafts:
 
     def __init__(self, model: DraftModel, request: Request, seed: int) -> None:
         self.model = model
-        self.chain = make_chain(request.sampling, seed, None, model.vocabulary)
-        # separate from the random numbers of the answer
-        self.random = np.random.default_rng((seed, 1))
+        self.guesser = Guesser(request.sampling, seed, model.vocabulary)
         self.sequence: Sequence | None = None
         self.n_matching = 0  # number of tokens at the start of the text that are in the context
 
@@ -180,7 +176,7 @@ class ModelDrafts:
                 model.guess_seconds += 0.1 * (
                     min(perf_counter() - start_time, 2 * model.guess_seconds) - model.guess_seconds
                 )
-            guesses.append(self._choose_token(row, [*tokens, *guesses], distributions))
+            guesses.append(self.guesser.choose_token(row, [*tokens, *guesses], distributions))
         return Draft(guesses, distributions or None, reading_seconds)
 
     def _catch_up(self, sequence: Sequence) -> RowLogits | None:
@@ -199,17 +195,6 @@ class ModelDrafts:
             self.model.read_seconds = (perf_counter() - start_time) / (at - start)
         return row
 
-    def _choose_token(
-        self, row: RowLogits, tokens: list[int], distributions: list[Probabilities]
-    ) -> int:
-        """Return a guess for the token after `tokens`. If it is drawn, append its distribution to
-        `distributions`.
-        """
-        if not isinstance(self.chain, NumpyChain):
-            return self.chain.draw(row, tokens)
-        distributions.append(self.chain.probabilities(row, tokens))
-        return draw_index(distributions[-1], self.random)
-
     def record_result(self, drafted: int, accepted: int) -> None:
         n_checked = min(drafted, accepted + 1)
         weight = GUESS_DECAY**n_checked
@@ -218,7 +203,7 @@ class ModelDrafts:
 
     def close(self) -> None:
         """Free the sampler chain."""
-        self.chain.close()
+        self.guesser.close()
 
 
 DRAFTERS = (DraftModel,)

@@ -102,8 +102,8 @@ class SpeculativeStrategy(GuidedStrategy):
         return events, finish
 
     def _guess(self, sequence: Sequence) -> None:
-        """Fill `sequence.draft` with the guesses of the first drafter whose guesses are expected to
-        save time. The draft stays empty if there is none, and while other answers run: it would not
+        """Fill `sequence.draft` with the guesses of the drafter that is expected to save the most
+        time. The draft stays empty if none saves any, and while other answers run: it would not
         be computed, so the drafters do not read the text either. It also stays empty if recurrent
         state is behind the text after a wrong guess: a checkpoint there would be too early.
         """
@@ -114,15 +114,17 @@ class SpeculativeStrategy(GuidedStrategy):
         # A pass also yields one token without a guess. The draft ends where the engine checks the
         # text for repetition, so that the check reads the same text as without drafting.
         limit = min(self.limit, sequence.repetition_check_at) - len(sequence.times) - 1
-        for drafter in self.drafters:
-            if count := self.draft_length.choose(drafter, limit):
-                start_time = perf_counter()
-                if not self._secure_return(sequence.slot):
-                    return
-                draft = drafter.draft(count)
-                sequence.draft = list(draft.tokens)
-                self.last_draft = drafter, draft, perf_counter() - start_time
-                return
+        best_gain, count, drafter = 0.0, 0, None
+        for candidate in self.drafters:
+            gain, length = self.draft_length.rate(candidate, limit)
+            if length and gain > best_gain:
+                best_gain, count, drafter = gain, length, candidate
+        if drafter is None or not self._secure_return(sequence.slot):
+            return
+        start_time = perf_counter()
+        draft = drafter.draft(count)
+        sequence.draft = list(draft.tokens)
+        self.last_draft = drafter, draft, perf_counter() - start_time
 
     def _secure_return(self, slot: int) -> bool:
         """Make sure that the cells of wrong guesses can be dropped, with a checkpoint if necessary.

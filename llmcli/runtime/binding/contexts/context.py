@@ -66,6 +66,7 @@ class Context:
         """
         library = lib()
         self.pointer, self.stop, self.unified = pointer, stop, options.unified
+        self.options, self.outputs_states = options, options.outputs_states
         self.n_ctx: int = library.llama_n_ctx(pointer)
         if model.max_positions is not None:  # llama.cpp rounds the number of cells up
             self.n_ctx = min(self.n_ctx, model.max_positions)
@@ -79,6 +80,7 @@ class Context:
         self.reads_pool = False
         # The cache of an encoder-decoder model cannot be used without a pass of its encoder.
         self.memory = None if model.is_encoder_decoder else library.llama_get_memory(pointer)
+        self.n_embd = model.n_embd
         self.n_vocab, self.n_swa, self.is_recurrent = (
             model.n_vocab,
             0 if options.swa_full else model.n_swa,
@@ -101,6 +103,8 @@ class Context:
             SharedCells(),
             LogSumExp(),
         )
+        # called with the rows of every pass after it, while its hidden states can be read
+        self.on_computed: Callable[[BatchRows], None] | None = None
         self._rows: dict[int, LogitsRow] = {}  # LogitsRow objects for reuse, by address
         # addresses as plain integers, because creating a ctypes pointer for each token is slow
         # right after a pass
@@ -120,6 +124,8 @@ class Context:
         added = batch_spans(rows.positions, rows.sequences)
         self._batch.fill(rows)
         self._forward(self._batch, added)
+        if self.on_computed:
+            self.on_computed(rows)
         # a shortcut for one row, the most frequent case: code is slow right after a pass
         if len(rows) == 1 and rows.wants_logits[0]:
             return [self.logits_row(0)]

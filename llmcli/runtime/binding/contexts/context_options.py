@@ -19,6 +19,8 @@ class ContextOptions:
     - `swa_full`: layers with a sliding window keep every cell, in order, and no work is offloaded
       to a GPU. The reproducible mode sets it.
     - `can_append`: cells that another context computed can be appended to a sequence.
+    - `outputs_states`: keep the hidden state of every row of a pass, from which a prediction context
+      (prediction_context.py) predicts further tokens.
     - `gemm_min_rows`: llmcli's own matrix products compute passes with at least this many rows, if
       they are available (kernels/gemm.py); 0 for no pass.
     """
@@ -38,6 +40,7 @@ class ContextOptions:
     swa_full: bool = False
     can_append: bool = False
     gemm_min_rows: int = 0
+    outputs_states: bool = False
 
     @property
     def n_sequences(self) -> int:

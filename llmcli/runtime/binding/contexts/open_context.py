@@ -9,13 +9,16 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.contexts.prediction_context import PredictionContext, enable_states
 from llmcli.runtime.binding.contexts.shift_support import can_shift
-from llmcli.runtime.binding.contract import set_fields
+from llmcli.runtime.binding.contract import CONSTANTS, set_fields
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import AllocationError, Model, is_allocation_failure
 from llmcli.runtime.binding.rows.batch import StopFlag, abort_callback, reserved_outputs
 from llmcli.runtime.interrupt import on_interrupt
+
+MTP = CONSTANTS["LLAMA_CONTEXT_TYPE_MTP"]
 
 
 @contextmanager
@@ -30,6 +33,33 @@ def open_context(
 
     Raises UserError for settings that llama.cpp does not support or cannot allocate, and
     KeyboardInterrupt at Ctrl-C.
+    """
+    with _open_pointer(model, options, eval_callback, stop, None) as parts:
+        yield Context(*parts)
+
+
+@contextmanager
+def open_prediction_context(
+    model: Model, target: Context, options: ContextOptions
+) -> Iterator[PredictionContext]:
+    """Open a context of the prediction layers of `model`, which must have loaded them, beside its
+    context `target`. Interrupting one of them interrupts both. Raises like `open_context`.
+    """
+    with _open_pointer(model, options, None, target.stop, target) as parts:
+        enable_states(parts[0], only_outputs=True)
+        yield PredictionContext(*parts)
+
+
+@contextmanager
+def _open_pointer(
+    model: Model,
+    options: ContextOptions,
+    eval_callback: Any,
+    stop: StopFlag | None,
+    target: Context | None,
+) -> Iterator[Any]:
+    """Open a context as `open_context`, or one of prediction layers with `target`. Yield the
+    arguments of Context.
     """
     library = lib()
     _check_options(options)
@@ -56,6 +86,8 @@ def open_context(
         abort_callback=abort,
         abort_callback_data=abort_data,
     )
+    if target is not None:
+        set_fields(params, ctx_type=MTP, ctx_other=target.pointer)
     if options.swa_full:
         set_fields(params, op_offload=False, offload_kqv=False)
     if eval_callback is not None:
@@ -81,9 +113,10 @@ def open_context(
         # of the dropped text, so they differ from cells computed from the remaining text alone.
         return not options.swa_full and can_shift(model, context, options.type_k, open_context)
 
-    context = Context(pointer, model, stop, options, decide_shift, begin_pass)
     try:
-        yield context
+        if options.outputs_states:
+            enable_states(pointer, only_outputs=False)
+        yield pointer, model, stop, options, decide_shift, begin_pass
     finally:
         library.llama_free(pointer)
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.kv_state.state_slicing import extract_sequence
 from llmcli.runtime.binding.library import lib, reset_log
 
 # sequence id for the state of all sequences, which lists the sequences of each cell
 ALL_SEQUENCES = -1
-PARTIAL_ONLY = 1  # llama.h, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+PARTIAL_ONLY = contract.CONSTANTS["LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY"]
 MAX_POOL_BYTES = 256 << 20  # largest pool that is read as a whole to get one sequence
 
 

@@ -79,6 +79,16 @@ class Batch:
         self.wants_logits[:count] = rows.wants_logits
 
 
+class StateBatch(Batch):
+    """A batch whose rows have a hidden state each, besides their token."""
+
+    def __init__(self, capacity: int, n_embd: int) -> None:
+        super().__init__(capacity)
+        self.states = np.zeros((capacity, n_embd), np.float32)
+        kind = dict(self.struct._fields_)["embd"]
+        set_fields(self.struct, embd=ctypes.cast(self.states.ctypes.data, kind))
+
+
 class StopFlag:
     """A flag that ends a forward pass early. llama.cpp reads it during a pass through
     `abort_callback`. Several contexts that compute in turn may share one flag.

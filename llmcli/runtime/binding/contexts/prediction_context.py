@@ -1,0 +1,94 @@
+"""A context of a model's own prediction layers (MTP): from the hidden state of one token and the
+token that follows it, they predict the token after that.
+
+The layers have a KV cache of their own and share the weights of the model. The functions are those
+of llama.cpp's src/llama-ext.h, whose names in the library are those of C++.
+"""
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.rows.batch import BatchRows, StateBatch
+from llmcli.runtime.binding.rows.logits_row import LogitsRow
+
+States = NDArray[np.float32]  # of shape [rows, n_embd]
+# Architectures with such layers in llama.cpp (graph_mtp of src/models)
+ARCHITECTURES = frozenset(
+    [
+        "bailingmoe3",
+        "cohere2moe",
+        "deepseek2",
+        "deepseek32",
+        "glm-dsa",
+        "glm4moe",
+        "hy_v3",
+        "mimo2",
+        "nemotron_h_moe",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "step35",
+    ]
+)
+
+
+def extensions() -> Any:
+    """Return the binding of llama-ext.h."""
+    lib()
+    return importlib.import_module("llama_cpp.llama_cpp_ext")
+
+
+def enable_states(context: Any, only_outputs: bool) -> None:
+    """Make a llama.cpp context keep the hidden states of the rows of a pass: of all rows, or only of
+    those with logits.
+    """
+    extensions().llama_set_embeddings_nextn(context, True, only_outputs)
+
+
+def read_states(context: Context, count: int) -> States:
+    """Return the hidden states of the first `count` rows of the last pass. They are valid until the
+    next pass.
+    """
+    pointer = extensions().llama_get_embeddings_nextn(context.pointer)
+    return np.ctypeslib.as_array(pointer, (count, context.n_embd))
+
+
+class PredictionContext(Context):
+    """The prediction layers of a model, for one sequence."""
+
+    def predict(self, tokens: Sequence[int], start: int, states: States) -> LogitsRow:
+        """Compute tokens from position `start` on, each with the hidden state of the token before
+        it (`[tokens, n_embd]`). Return the logits of the token after the last one.
+
+        Raises like `Context.decode`.
+        """
+        count = len(tokens)
+        if not isinstance(self._batch, StateBatch):
+            self._batch = StateBatch(self.n_batch, self.n_embd)
+        if not self._positions.length(0):
+            self._positions.set_length(0, start)  # the earlier tokens were never seen
+        self._batch.states[:count] = states
+        rows = BatchRows(
+            tokens, range(start, start + count), [0] * count, [False] * (count - 1) + [True]
+        )
+        (row,) = self.decode(rows)
+        return row
+
+    def last_state(self, row: LogitsRow) -> States:
+        """Return the hidden state of a row of the last pass, of shape `[n_embd]`."""
+        pointer = extensions().llama_get_embeddings_nextn_ith(self.pointer, row.index)
+        return np.ctypeslib.as_array(
+            ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.n_embd,)
+        ).copy()
+
+    def cut(self, length: int) -> None:
+        """Drop the cells from position `length` on."""
+        lib().llama_memory_seq_rm(self.memory, 0, length, -1)
+        self._positions.set_length(0, self.last_position(0) + 1)
