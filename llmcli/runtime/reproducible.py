@@ -77,9 +77,13 @@ def check_model(header: ModelHeader) -> None:
     one that cannot use a q8_0 KV cache. Float weights are no problem where tokens are computed one
     by one.
     """
+    if not computes_single_tokens(header):
+        _refuse_float_weights(header)
     kv_size.check_cache(header.metadata, CACHE_TYPE, CACHE_TYPE, reproducible=True)
-    if computes_single_tokens(header):
-        return
+
+
+def _refuse_float_weights(header: ModelHeader) -> None:
+    """Raise UserError if weights of matrix products are floats."""
     multiplied = [tensor for tensor in header.tensors if _is_multiplied(tensor, header)]
     floats = [tensor for tensor in multiplied if tensor.type in FLOAT_TYPES]
     if floats:

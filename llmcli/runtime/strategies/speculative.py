@@ -114,7 +114,8 @@ class SpeculativeStrategy(GuidedStrategy):
         # A pass also yields one token without a guess. The draft ends where the engine checks the
         # text for repetition, so that the check reads the same text as without drafting.
         limit = min(self.limit, sequence.repetition_check_at) - len(sequence.times) - 1
-        best_gain, count, drafter = 0.0, 0, None
+        best_gain, count = 0.0, 0
+        drafter: DraftState | None = None
         for candidate in self.drafters:
             gain, length = self.draft_length.rate(candidate, limit)
             if length and gain > best_gain:
