@@ -109,8 +109,8 @@ class SpeculativeStrategy(GuidedStrategy):
         """
         if self.ledger.n_busy > 1 or (self.ledger.memory.is_recurrent and self.pass_rows > 1):
             return
-        for drafter in self.drafters:
-            drafter.follow(sequence)
+        for candidate in self.drafters:
+            candidate.follow(sequence)
         # A pass also yields one token without a guess. The draft ends where the engine checks the
         # text for repetition, so that the check reads the same text as without drafting.
         limit = min(self.limit, sequence.repetition_check_at) - len(sequence.times) - 1
