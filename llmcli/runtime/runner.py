@@ -556,8 +556,12 @@ def open_runner(
         if slots > 1:
             drafting = NO_DRAFTING
     context_settings = context_options(options, slots, drafting, placement)
-    if drafting.uses_prediction(header, options, uses_gpu(placement)):
-        context_settings = replace(context_settings, outputs_states=True)
+    predicts = drafting.uses_prediction(header, options, uses_gpu(placement))
+    if predicts or drafting.is_requested:
+        # the guesses of the shortest draft can then be dropped for nothing
+        context_settings = replace(
+            context_settings, outputs_states=predicts, n_rs_seq=MIN_DRAFT_ROWS - 1
+        )
     opened = (
         reproducible.open_reproducible(header, context_settings, placement.on_host())
         if options.reproducible

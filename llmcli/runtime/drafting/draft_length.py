@@ -17,6 +17,8 @@ MAX_LOSS_SHARE of the time for the prompt and the answer so far, plus the time t
 saved.
 """
 
+import math
+
 from llmcli.runtime.drafting.base import DraftState
 from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
 
@@ -35,12 +37,16 @@ class DraftLength:
     """
 
     def __init__(
-        self, pass_cost: PassCost, max_rows: int = PASS_ROWS[-1], repeats_tokens: bool = False
+        self,
+        pass_cost: PassCost,
+        max_rows: int = PASS_ROWS[-1],
+        max_free_guesses: float = math.inf,
     ) -> None:
-        """`repeats_tokens`: whether the right tokens of a pass must be computed again after a wrong
-        guess, because only a checkpoint before the draft can be restored.
+        """`max_free_guesses`: the most guesses of a draft after which wrong ones are dropped for
+        nothing. After a longer draft with a wrong guess, the right ones are computed again.
         """
-        self.pass_cost, self.max_rows, self.repeats_tokens = pass_cost, max_rows, repeats_tokens
+        self.pass_cost, self.max_rows = pass_cost, max_rows
+        self.max_free_guesses = max_free_guesses
         self.n_tokens, self.saved_tokens = 0, 0.0
         self.had_several_rows = False  # whether the last pass had several rows
         # plain tokens that the drafter may spend on reading the text, in proportion to the time
@@ -133,7 +139,7 @@ class DraftLength:
                 + guesses.cost_seconds(count) / self.pass_cost.single_seconds
                 + self.switch_cost
             )
-            if self.repeats_tokens:  # about half of the guesses, if any is wrong
+            if count > self.max_free_guesses:  # about half of them are right, if any is wrong
                 n_again = count // 2 + 1
                 cost += (1 - all_right) * (self.pass_cost.ratio(n_again + 1) - 1)
             if expected > best * cost and self.can_afford(

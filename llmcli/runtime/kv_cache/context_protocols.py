@@ -12,6 +12,8 @@ class CacheMemory(Protocol):
     """The methods and sizes of a context that the ledger uses. They are described in
     binding/contexts/context.py.
 
+    `n_rs_seq`: by how many tokens of the last pass recurrent state can go back.
+
     `has_complete_states`: whether a saved state contains every cell of its sequence. It is False
     when layers with a sliding window keep all their cells, because llama.cpp leaves cells outside
     the window out of a state.
@@ -21,6 +23,7 @@ class CacheMemory(Protocol):
     n_seq_max: int
     n_swa: int
     is_recurrent: bool
+    n_rs_seq: int
     has_complete_states: bool
 
     @property

@@ -269,12 +269,16 @@ class Ledger:
             return True
         return False
 
-    def can_return(self, slot: int) -> bool:
-        """Return whether a slot that grows now can be cut to its present length again: at any time,
-        or because a checkpoint is there.
+    def can_return(self, slot: int, n_tokens: int) -> bool:
+        """Return whether a slot can be cut to its present length again after its next pass, which
+        adds `n_tokens` tokens that may have to be dropped: in general, or to a checkpoint.
         """
-        length = len(self.tokens[slot])
-        return not self.memory.is_recurrent or self._checkpoint_length(slot, length) == length
+        memory, length = self.memory, len(self.tokens[slot])
+        return (
+            not memory.is_recurrent
+            or n_tokens <= memory.n_rs_seq
+            or self._checkpoint_length(slot, length) == length
+        )
 
     def drop_checkpoint(self) -> bool:
         """Drop the earliest checkpoint of the least recently used slot that has any. Return whether

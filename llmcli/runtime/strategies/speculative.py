@@ -23,6 +23,7 @@ from typing import ClassVar
 from llmcli.runtime.drafting.base import Draft, DraftState
 from llmcli.runtime.drafting.draft_length import DraftLength
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
+from llmcli.runtime.kv_cache.context_protocols import CacheMemory
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import NumpyChain, RowLogits
@@ -66,7 +67,7 @@ class SpeculativeStrategy(GuidedStrategy):
         self.chain = self.rejection_chain or self.chain
         self.ledger = resources.ledger
         self.draft_length = DraftLength(
-            speculation.pass_cost, speculation.max_rows, self.ledger.memory.is_recurrent
+            speculation.pass_cost, speculation.max_rows, _max_free_guesses(self.ledger.memory)
         )
         self.drafters = [drafter.start(draft_request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
@@ -120,23 +121,23 @@ class SpeculativeStrategy(GuidedStrategy):
             gain, length = self.draft_length.rate(candidate, limit)
             if length and gain > best_gain:
                 best_gain, count, drafter = gain, length, candidate
-        if drafter is None or not self._secure_return(sequence.slot):
+        if drafter is None or not self._secure_return(sequence.slot, count):
             return
         start_time = perf_counter()
         draft = drafter.draft(count)
         sequence.draft = list(draft.tokens)
         self.last_draft = drafter, draft, perf_counter() - start_time
 
-    def _secure_return(self, slot: int) -> bool:
-        """Make sure that the cells of wrong guesses can be dropped, with a checkpoint if necessary.
-        Return False when that is impossible; then nothing is drafted any more.
+    def _secure_return(self, slot: int, count: int) -> bool:
+        """Make sure that the cells of up to `count` wrong guesses can be dropped, with a checkpoint
+        if necessary. Return False when that is impossible; then nothing is drafted any more.
         """
         ledger = self.ledger
         self._drop_draft_checkpoint(slot)
         self.n_before_draft = len(ledger.tokens[slot])
-        if ledger.memory.is_recurrent:
+        if not ledger.can_return(slot, count):
             self.has_draft_checkpoint = ledger.take_checkpoint(slot)
-        self.can_drop_cells = ledger.can_return(slot)
+            self.can_drop_cells = self.has_draft_checkpoint
         return self.can_drop_cells
 
     def _drop_draft_checkpoint(self, slot: int) -> None:
@@ -212,6 +213,11 @@ class SpeculativeStrategy(GuidedStrategy):
         for drafter in self.drafters:
             drafter.close()
         return super().finish(sequence, finish)
+
+
+def _max_free_guesses(memory: CacheMemory) -> float:
+    """Return the most guesses that a memory can drop without going back to a checkpoint."""
+    return memory.n_rs_seq if memory.is_recurrent else math.inf
 
 
 def _share_times(

@@ -97,6 +97,10 @@ class Context:
         # dropped cells, and logits are off by 0.1 to 1. A pass therefore has one micro-batch.
         if self.n_swa and self.n_seq_max > 1:
             self.n_batch = self.n_ubatch
+        # Recurrent state can go back by this many tokens at most, and only within the last pass of
+        # a sequence. `_n_droppable` has their number for each sequence.
+        self.n_rs_seq: int = library.llama_n_rs_seq(pointer) if model.is_recurrent else 0
+        self._n_droppable: dict[int, int] = {}
         self._batch = Batch(self.n_batch)
         self._positions, self._shared_cells, self.log_sum_exp = (
             Positions(self.n_seq_max),
@@ -164,6 +168,9 @@ class Context:
         self.stop.reset()
         if code == 0:
             self._positions.advance(added)
+            if self.n_rs_seq:
+                for sequence, start, stop in added:
+                    self._n_droppable[sequence] = min(self.n_rs_seq, stop - start - 1)
             return
         if code == 1:
             raise NoSlot
@@ -233,13 +240,16 @@ class Context:
         when the sequence cannot be cut there.
 
         A sequence with a sliding window cannot be cut when the next token, at `keep`, would attend
-        to cells that the window has dropped already. Recurrent state can only be dropped as a
-        whole.
+        to cells that the window has dropped already. Recurrent state can be dropped as a whole, or
+        go back once within the last pass by at most `n_rs_seq` tokens.
         """
         self._check_sequences(sequence)
         assert keep >= 0, keep
-        if keep >= self._positions.length(sequence):
+        length = self._positions.length(sequence)
+        if keep >= length:
             return True
+        if self.is_recurrent and length - keep > self._n_droppable.pop(sequence, 0) and keep:
+            return False
         if self.n_swa and keep and self.first_position(sequence) > max(0, keep + 1 - self.n_swa):
             return False
         if not lib().llama_memory_seq_rm(self.memory, sequence, keep, -1):
@@ -430,6 +440,7 @@ class Context:
         if not accepted or not library.llama_memory_seq_rm(self.memory, sequence, length, -1):
             self._empty(sequence)
             return False
+        self._n_droppable.pop(sequence, None)
         self._positions.set_length(sequence, length)
         self._shared_cells.record_cut(sequence, length)
         if source is not None:
@@ -439,6 +450,7 @@ class Context:
 
     def _empty(self, sequence: int) -> None:
         """Drop all cells of a sequence."""
+        self._n_droppable.pop(sequence, None)
         lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
         self._positions.set_length(sequence, 0)
         self._shared_cells.record_cut(sequence, 0)

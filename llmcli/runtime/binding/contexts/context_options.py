@@ -19,6 +19,8 @@ class ContextOptions:
     - `swa_full`: layers with a sliding window keep every cell, in order, and no work is offloaded
       to a GPU. The reproducible mode sets it.
     - `can_append`: cells that another context computed can be appended to a sequence.
+    - `n_rs_seq`: by how many tokens recurrent state can go back, where the architecture supports
+      this. The memory of the state grows by this factor plus one.
     - `outputs_states`: keep the hidden state of every row of a pass, from which a prediction context
       (prediction_context.py) predicts further tokens.
     - `gemm_min_rows`: llmcli's own matrix products compute passes with at least this many rows, if
@@ -40,6 +42,7 @@ class ContextOptions:
     swa_full: bool = False
     can_append: bool = False
     gemm_min_rows: int = 0
+    n_rs_seq: int = 0
     outputs_states: bool = False
 
     @property

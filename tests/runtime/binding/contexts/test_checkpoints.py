@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmcli.runtime.binding.contexts.context import Context
@@ -28,7 +29,12 @@ def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     if request.param == "gemma3":
         return tiny_gguf.gemma3(folder / "m.gguf", hidden=128, layers=6)
     pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
-    case = next(case for case in families.cases() if case.hf == request.param)
+    return convert(request.param, folder)
+
+
+def convert(hf: str, folder: Path) -> Path:
+    """Return the file of a tiny random model of a class of transformers."""
+    case = next(case for case in families.cases() if case.hf == hf)
     families.build(case, folder / "tiny")
     out = folder / "m.gguf"
     source = checkpoint_source.open_checkpoint(folder / "tiny")
@@ -104,3 +110,35 @@ def test_a_damaged_checkpoint_is_refused_and_the_sequence_is_empty(context: Cont
     assert not context.restore_checkpoint(0, memoryview(bytes(checkpoint)[:-8]), len(TEXT))
     assert context.last_position(0) == -1
     compute(context, 0, 0, TEXT)
+
+
+@pytest.mark.parametrize("hf", HYBRIDS[:3])
+def test_recurrent_state_goes_back_within_the_last_pass(hf: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
+    path = convert(hf, tmp_path)
+    options = ContextOptions(512, 128, 128, 2, n_rs_seq=3)
+    with open_model(path) as model, open_context(model, options) as context:
+        assert context.n_rs_seq == 3
+        for dropped in range(4):
+            context.trim(0, 0)
+            context.trim(1, 0)
+            compute(context, 0, 0, TEXT)
+            compute(context, 0, len(TEXT), END[:4])
+            length = len(TEXT) + 4 - dropped
+            assert context.trim(0, length)
+            assert context.last_position(0) == length - 1
+            compute(context, 1, 0, TEXT)
+            for number, token in enumerate(END[: 4 - dropped]):
+                compute(context, 1, len(TEXT) + number, [token])
+            for number, token in enumerate(END[4:]):
+                ours, expected = (
+                    np.frombuffer(compute(context, sequence, length + number, [token]), np.float32)
+                    for sequence in (0, 1)
+                )
+                assert families.nmse(ours, expected) < 1e-4
+        # once, by three tokens at most, and not into an earlier pass
+        assert not context.trim(0, context.last_position(0))
+        at = context.last_position(0) + 1
+        compute(context, 0, at, END[:6])
+        assert not context.trim(0, at + 2)
+        assert not context.trim(0, at + 4)
