@@ -244,8 +244,9 @@ DRAFT_FLAGS = (
         "draft",
         ("--draft",),
         str,
-        "draft tokens with this method only: ngram, model (-md), mtp (the model's own prediction "
-        "layers); off: never [auto: what saves time]",
+        "draft tokens with this method only: ngram (repetitions in the text), pool (earlier "
+        "answers), model (-md), mtp (the model's own prediction layers); off: never [auto: what "
+        "saves time]",
         "METHOD",
     ),
     Flag(

@@ -87,6 +87,7 @@ class DrafterResources:
     """The things from which drafters are created.
 
     - `uses_ngrams`: whether to draft from repetitions in the text.
+    - `uses_pool`: whether to draft from the n-grams of earlier answers.
     - `draft_model`: the context of the draft model and the cost of its passes; None without a draft
       model.
     - `vocabulary`: the vocabulary of the model.
@@ -97,6 +98,7 @@ class DrafterResources:
     draft_model: tuple[Context, PassCost] | None
     vocabulary: Vocabulary
     prediction: tuple[Context, PredictionContext] | None = None
+    uses_pool: bool = False
 
 
 class Drafter(Protocol):
