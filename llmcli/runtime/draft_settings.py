@@ -10,7 +10,7 @@ almost equally likely. A method that is named accepts that.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.errors import UserError
@@ -20,6 +20,7 @@ from llmcli.runtime.binding.contexts.open_context import open_context, open_pred
 from llmcli.runtime.binding.contexts.prediction_context import (
     ARCHITECTURES as PREDICTING_ARCHITECTURES,
 )
+from llmcli.runtime.binding.contexts.prediction_context import prediction_options
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.devices import free_gpu_bytes
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
@@ -159,7 +160,7 @@ def open_speculation(
         )
         prediction = (
             stack.enter_context(
-                open_prediction_context(model, context, prediction_context_options(context))
+                open_prediction_context(model, context, prediction_options(context.options))
             )
             if context.outputs_states
             else None
@@ -194,21 +195,6 @@ def draft_context_options(context: ContextOptions) -> ContextOptions:
         n_outputs=PASS_ROWS[0],
         offload_kqv=context.offload_kqv,
         gemm_min_rows=context.gemm_min_rows,
-    )
-
-
-def prediction_context_options(context: Context) -> ContextOptions:
-    """Return the options of the context of the model's prediction layers. `context`: that of the
-    model, which has the same length.
-    """
-    return replace(
-        context.options,
-        n_batch=min(CHUNK_TOKENS, context.n_batch),
-        n_ubatch=min(CHUNK_TOKENS, context.n_ubatch),
-        n_seq_max=1,
-        n_outputs=1,
-        can_append=False,
-        outputs_states=False,
     )
 
 

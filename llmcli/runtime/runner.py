@@ -488,13 +488,20 @@ class Runner:
 
 
 def context_options(
-    options: RunOptions, slots: int, drafting: DraftSettings, placement: ModelPlacement
+    options: RunOptions,
+    slots: int,
+    drafting: DraftSettings,
+    placement: ModelPlacement,
+    header: model_header.ModelHeader,
 ) -> ContextOptions:
     """Return the options of the llama.cpp context for these run options. `options` must have
     ctx_size and threads. `slots`: the number of sequences. `placement`: that of the model.
+
+    Raises UserError if the user has requested drafts that this model does not offer.
     """
     assert options.ctx_size and options.threads, options
     draft_rows = drafting.max_outputs(options, uses_gpu(placement))
+    predicts = drafting.uses_prediction(header, options, uses_gpu(placement))
     outputs = max(draft_rows, options.scoring_outputs + slots)
     rows = (
         min(options.max_rows, prefill_context.DECODE_UBATCH_ROWS)
@@ -516,6 +523,9 @@ def context_options(
         swa_full=options.reproducible,
         can_append=options.prefill_cells > 0,
         gemm_min_rows=gemm.choose_min_rows(options.gemm, slots, draft_rows > 1),
+        # the guesses of the shortest draft can be dropped for nothing
+        n_rs_seq=MIN_DRAFT_ROWS - 1 if predicts or drafting.is_requested else 0,
+        outputs_states=predicts,
     )
 
 
@@ -555,13 +565,7 @@ def open_runner(
         # and its cells would no longer be in the order of its tokens.
         if slots > 1:
             drafting = NO_DRAFTING
-    context_settings = context_options(options, slots, drafting, placement)
-    predicts = drafting.uses_prediction(header, options, uses_gpu(placement))
-    if predicts or drafting.is_requested:
-        # the guesses of the shortest draft can then be dropped for nothing
-        context_settings = replace(
-            context_settings, outputs_states=predicts, n_rs_seq=MIN_DRAFT_ROWS - 1
-        )
+    context_settings = context_options(options, slots, drafting, placement, header)
     opened = (
         reproducible.open_reproducible(header, context_settings, placement.on_host())
         if options.reproducible

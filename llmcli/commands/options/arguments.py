@@ -78,6 +78,14 @@ Quant = Annotated[
 ]
 
 
+DraftMethod = Annotated[
+    str,
+    typer.Option(
+        "--draft",
+        metavar="METHOD",
+        help="Add what drafts with the model's own prediction layers need: mtp.",
+    ),
+]
 Draft = Annotated[
     str | None,
     typer.Option(

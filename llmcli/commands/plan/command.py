@@ -12,6 +12,7 @@ from llmcli.commands.options.arguments import (
     Batch,
     Context,
     Draft,
+    DraftMethod,
     Flash,
     Json,
     Layers,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
     from llmcli.runtime.binding.contexts.context_options import ContextOptions
     from llmcli.runtime.binding.placement.model_placement import ModelPlacement
+    from llmcli.runtime.draft_settings import DraftSettings
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -60,6 +62,7 @@ def plan(
     parallel: Parallel = 1,
     unified: Unified = True,
     quant: Quant = None,
+    draft: DraftMethod = "off",
     model_draft: Draft = None,
     measure: Measure = False,
     *,
@@ -108,13 +111,16 @@ def plan(
         header = read_header.read_header(subject.path)
         load_checks.check_loadable(header)
         rehearse_model(header, config, ui, computes=measure)
-        context, placement, reading = _resolve(header, options, parallel, unified, config, ui)
+        drafting = _read_drafting(draft, model_draft)
+        context, placement, reading = _resolve(
+            header, options, parallel, unified, drafting, config, ui
+        )
         with _with_draft(model_draft, ref, header, context, placement, config, ui) as (
             context,
-            draft,
+            draft_planner,
         ):
             predicted, measured = _plan_and_measure(
-                subject, header, context, placement, draft, measure
+                subject, header, context, placement, draft_planner, measure
             )
             reading_bytes = (
                 receipt.prefill_context_bytes(header, reading, placement) if reading else 0
@@ -126,7 +132,7 @@ def plan(
             )
             shares = share_devices(header, options, placement, context, read_machine())
             alternatives = find_alternatives(
-                header, context, placement, predicted, not subject.is_stand_in, draft
+                header, context, placement, predicted, not subject.is_stand_in, draft_planner
             )
     title = receipt.format_title(subject.name, header, context, predicted)
     if json:
@@ -242,11 +248,27 @@ def _with_draft(
             yield context, open_planner
 
 
+def _read_drafting(method: str, draft_ref: str | None) -> "DraftSettings":
+    """Return the settings of --draft. Those of a draft model are only its memory (_with_draft).
+    Raises UsageError for a method that does not need the memory of a plan.
+    """
+    from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+
+    if method not in ("off", "mtp"):
+        raise UsageError(
+            f"--draft {method}: a plan knows mtp and off", hint="-md plans a draft model"
+        )
+    if method == "mtp" and draft_ref:
+        raise UsageError("--draft mtp does not use -md", hint="leave one of them out")
+    return DraftSettings(method="mtp") if method == "mtp" else NO_DRAFTING
+
+
 def _resolve(
     header: "ModelHeader",
     options: "RunOptions",
     slots: int,
     unified: bool,
+    drafting: "DraftSettings",
     config: "Config",
     ui: "UI",
 ) -> "tuple[ContextOptions, ModelPlacement, ContextOptions | None]":
@@ -257,7 +279,6 @@ def _resolve(
     """
     from llmcli.planning import resolve_options
     from llmcli.runtime import kv_size
-    from llmcli.runtime.draft_settings import NO_DRAFTING
     from llmcli.runtime.engine import prefill_context
     from llmcli.runtime.runner import context_options
 
@@ -270,7 +291,9 @@ def _resolve(
         resolved = resolve_options.resolve_flash_attention(
             header, resolved, placement, config, slots, slots
         )
-    context = replace(context_options(resolved, slots, NO_DRAFTING, placement), unified=unified)
+    context = replace(
+        context_options(resolved, slots, drafting, placement, header), unified=unified
+    )
     return (
         context,
         placement,

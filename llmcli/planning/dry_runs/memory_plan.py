@@ -397,7 +397,8 @@ def open_memory_planner(
 
     Raises UserError if llama.cpp cannot load the file.
     """
-    with dry_run(header.path, placement.for_header(header)) as unloaded_model:
+    opened = dry_run(header.path, placement.for_header(header), options.outputs_states)
+    with opened as unloaded_model:
         yield Planner(unloaded_model, header, options, draft_planner, placement.load_mode)
 
 

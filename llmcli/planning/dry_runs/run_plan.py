@@ -48,7 +48,7 @@ class RunPlan:
     @property
     def context(self) -> ContextOptions:
         """Return the options of the llama.cpp context of the run."""
-        return context_options(self.options, self.slots, self.drafting, self.placement)
+        return context_options(self.options, self.slots, self.drafting, self.placement, self.header)
 
     def describe(self, other: "RunPlan") -> str:
         """Return the changes from this plan to `other` in words, such as "4,096 tokens of context

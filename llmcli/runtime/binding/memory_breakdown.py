@@ -9,7 +9,7 @@ or the layout differs (libc++, MSVC), the result is None.
 import ctypes
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.runtime.binding import contract
@@ -34,6 +34,25 @@ class MemoryBreakdown:
     """The bytes of a context and its model. There is one entry for each type of buffer."""
 
     buffers: tuple[BufferBytes, ...]
+
+    def with_context(self, other: "MemoryBreakdown") -> "MemoryBreakdown":
+        """Return the breakdown together with the buffers of another context of the same model."""
+        added = {buffer.buffer_type: buffer for buffer in other.buffers}
+        known = [buffer.buffer_type for buffer in self.buffers]
+        buffers = [
+            replace(
+                buffer,
+                context_bytes=buffer.context_bytes + added[kind].context_bytes,
+                compute_bytes=buffer.compute_bytes + added[kind].compute_bytes,
+            )
+            if (kind := buffer.buffer_type) in added
+            else buffer
+            for buffer in self.buffers
+        ]
+        buffers += [
+            replace(buffer, model_bytes=0) for kind, buffer in added.items() if kind not in known
+        ]
+        return MemoryBreakdown(tuple(buffers))
 
     @property
     def model_bytes(self) -> int:

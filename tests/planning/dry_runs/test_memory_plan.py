@@ -10,12 +10,15 @@ from llmcli.hardware import host
 from llmcli.planning.dry_runs import memory_plan
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context, open_prediction_context
+from llmcli.runtime.binding.contexts.prediction_context import prediction_options
+from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.trials import dry_run
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
-from tests.quant import families, tiny_gguf
+from tests.quant import families, predicting_checkpoint, tiny_gguf
 
 FIELDS = ("weights", "repacked", "kv", "compute", "output", "total")
 # They differ in length, cache types, sequences, pool, micro-batch and flash attention.
@@ -221,3 +224,34 @@ def test_largest_fitting_size_is_found_for_lines_with_a_bend():
 
         expected = max([n for n in range(1, limit + 1) if free_after(n) >= 0], default=0)
         assert memory_plan.largest_fitting(free_after, limit) == expected
+
+
+def test_plan_counts_prediction_layers_and_their_context(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
+    pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
+    folder = predicting_checkpoint.build("Qwen3_5ForCausalLM", tmp_path / "model")
+    out = tmp_path / "model.gguf"
+    source = checkpoint_source.open_checkpoint(folder)
+    write.write_model(plan.plan_quantization(source, "Q8_0"), out, threads=1)
+    header = read_header.read_header(out)
+    options = ContextOptions(512, 128, 64, n_rs_seq=3, outputs_states=True)
+    with memory_plan.open_memory_planner(header, options, ON_HOST) as planner:
+        planned = planner.memory_plan().sums
+    placement = ON_HOST.for_header(header)
+    with (
+        open_model(out, placement, load_mtp=True) as model,
+        open_context(model, options) as context,
+        open_prediction_context(model, context, prediction_options(options)) as prediction,
+    ):
+        both = context.memory_breakdown().with_context(prediction.memory_breakdown())
+        assert planned.weights == both.model_bytes
+        assert planned.kv == both.context_bytes
+        assert planned.compute == both.compute_bytes
+        # a row of logits and the states of a batch; a row of logits and a state
+        assert planned.output == 4 * (2 * model.n_vocab + 129 * model.n_embd)
+    with memory_plan.open_memory_planner(
+        header, replace(options, outputs_states=False), ON_HOST
+    ) as planner:
+        without = planner.memory_plan().sums
+    assert without.weights < planned.weights
+    assert without.kv < planned.kv

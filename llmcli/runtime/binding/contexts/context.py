@@ -457,11 +457,12 @@ class Context:
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the buffer for logits, which llama.cpp's memory breakdown does not
-        include. The buffer has a row per sequence, and grows when a pass asks for more rows
-        (llama_context::output_reserve).
+        """Return the bytes of the buffer for logits and hidden states, which llama.cpp's memory
+        breakdown does not include. The buffer has a row of logits per sequence, and grows when a
+        pass asks for more rows (llama_context::output_reserve).
         """
-        return 4 * self.n_vocab * self._max_outputs
+        states = self.n_embd * self.n_batch if self.outputs_states else 0
+        return 4 * (self.n_vocab * self._max_outputs + states)
 
     def memory_breakdown(self) -> MemoryBreakdown | None:
         """Return the bytes that llama.cpp allocated for this context and its model. Return None

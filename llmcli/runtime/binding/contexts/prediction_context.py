@@ -8,17 +8,20 @@ of llama.cpp's src/llama-ext.h, whose names in the library are those of C++.
 import ctypes
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.rows.batch import BatchRows, StateBatch
 from llmcli.runtime.binding.rows.logits_row import LogitsRow
 
 States = NDArray[np.float32]  # of shape [rows, n_embd]
+CHUNK_TOKENS = 256  # tokens of a prompt that the layers compute in one pass
 # Architectures with such layers in llama.cpp (graph_mtp of src/models)
 ARCHITECTURES = frozenset(
     [
@@ -37,6 +40,22 @@ ARCHITECTURES = frozenset(
         "step35",
     ]
 )
+
+
+def prediction_options(options: ContextOptions) -> ContextOptions:
+    """Return the options of a prediction context. `options`: those of the model's context, which has
+    the same length.
+    """
+    return replace(
+        options,
+        n_batch=min(CHUNK_TOKENS, options.n_batch),
+        n_ubatch=min(CHUNK_TOKENS, options.n_ubatch),
+        n_seq_max=1,
+        n_outputs=1,
+        can_append=False,
+        n_rs_seq=0,
+        outputs_states=False,
+    )
 
 
 def extensions() -> Any:

@@ -17,7 +17,8 @@ from typing import Any
 
 from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
-from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.contexts.open_context import open_context, open_prediction_context
+from llmcli.runtime.binding.contexts.prediction_context import prediction_options
 from llmcli.runtime.binding.ggml_tensor import Tensor
 from llmcli.runtime.binding.library import ggml
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
@@ -65,10 +66,18 @@ class DryRun:
         # llmcli's own products have no buffers, but would be counted with those of the CPU
         options = replace(options, gemm_min_rows=0)
         with open_context(self._model, options) as context:
-            output = (
-                4 * context.n_vocab * context.n_outputs
-            )  # its size after a pass has asked for the maximum number of rows
-            yield DryRunResult(context.n_ctx, context.n_ubatch, output, context.memory_breakdown())
+            # its size after a pass has asked for the maximum number of rows
+            states = context.n_embd * context.n_batch if options.outputs_states else 0
+            output = 4 * (context.n_vocab * context.n_outputs + states)
+            breakdown = context.memory_breakdown()
+            if options.outputs_states:
+                with open_prediction_context(
+                    self._model, context, prediction_options(options)
+                ) as prediction:
+                    output += 4 * (prediction.n_vocab + prediction.n_embd)
+                    added = prediction.memory_breakdown()
+                breakdown = breakdown.with_context(added) if breakdown and added else None
+            yield DryRunResult(context.n_ctx, context.n_ubatch, output, breakdown)
 
     def tensor_buffers(self) -> list[tuple[str, BufferType]] | None:
         """Return the name of each tensor of the model with the type of buffer that it would be
@@ -88,11 +97,11 @@ class DryRun:
 
 
 @contextmanager
-def dry_run(path: Path, placement: ModelPlacement) -> Iterator[DryRun]:
+def dry_run(path: Path, placement: ModelPlacement, load_mtp: bool = False) -> Iterator[DryRun]:
     """Open a GGUF file without loading its weights. The file must have passed `check_loadable`. The
     arguments and the errors raised are those of `open_model`.
     """
-    with open_model(path, placement, dry_run=True) as model:
+    with open_model(path, placement, dry_run=True, load_mtp=load_mtp) as model:
         yield DryRun(model)
 
 
