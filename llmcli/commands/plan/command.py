@@ -86,6 +86,7 @@ def plan(
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.planning.machine import read_machine
     from llmcli.planning.placement.device_shares import share_devices
+    from llmcli.planning.prediction import cache_layout
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
 
@@ -134,6 +135,7 @@ def plan(
             alternatives = find_alternatives(
                 header, context, placement, predicted, not subject.is_stand_in, draft_planner
             )
+    checkpoint_bytes = cache_layout.checkpoint_bytes(header, context)
     title = receipt.format_title(subject.name, header, context, predicted)
     if json:
         extra_fields = {
@@ -142,6 +144,7 @@ def plan(
         }
         extra_fields |= {
             "scored_bytes": scored_bytes,
+            "checkpoint_bytes": checkpoint_bytes,
             "outside_bytes": receipt.offload_bytes(predicted, parallel),
             "placement": devices.build_document(placement, context, shares),
         }
@@ -157,6 +160,7 @@ def plan(
         ui.text(title + (f" · {subject.unloadable_reason}" if subject.unloadable_reason else ""))
         receipt.print_table(predicted, measured, ui)
         receipt.print_extra_bytes(predicted, parallel, reading_bytes, scored_bytes, ui)
+        receipt.print_checkpoints(checkpoint_bytes, ui)
         devices.print_shares(placement, shares, ui)
         receipt.print_weight_types(alternatives.weight_bytes, ui)
         receipt.print_layers(predicted.cache, ui)

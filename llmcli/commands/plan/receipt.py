@@ -202,6 +202,20 @@ def print_extra_bytes(
         )
 
 
+def print_checkpoints(nbytes: int | None, ui: "UI") -> None:
+    """Print what a checkpoint of a conversation takes (kv_cache/checkpoints.py). Print nothing if
+    the model needs none.
+    """
+    from llmcli.runtime.kv_cache.checkpoints import MAX_PER_SLOT
+
+    if nbytes != 0:
+        size = "an unknown number of bytes" if nbytes is None else f"about {_format_size(nbytes)}"
+        ui.text(
+            f"a checkpoint, to which a conversation can go back, takes {size} of host memory; "
+            f"each conversation keeps up to {MAX_PER_SLOT}"
+        )
+
+
 def print_weight_types(types: dict[str, dict[str, int]], ui: "UI") -> None:
     """Print the bytes of the weights by tensor type, one line for each device. `types`: the bytes
     by device and type.

@@ -54,17 +54,13 @@ def _hybrid_bytes(header: ModelHeader, options: ContextOptions) -> tuple[int, ..
     """
     n_all = header.get_int("block_count") or 0
     n_layers = n_all - (header.get_int("nextn_predict_layers") or 0)
-    inner, state, kernel, groups = (
-        header.get_int(f"ssm.{name}") or 0
-        for name in ("inner_size", "state_size", "conv_kernel", "group_count")
-    )
-    if n_layers <= 0 or not inner or not state:
+    sequence_bytes = _state_bytes(header)
+    if n_layers <= 0 or not sequence_bytes:
         return None
     has_attention = _attention_layers(header, n_layers)
     if has_attention is None:
         return None
-    values = state * inner + max(0, kernel - 1) * (inner + 2 * groups * state)
-    state_bytes = STATE_VALUE_BYTES * values * options.n_sequences
+    state_bytes = sequence_bytes * options.n_sequences * (1 + options.n_rs_seq)
     attention = [0] * n_layers
     if any(has_attention):
         prefix = f"{header.architecture}."
@@ -85,6 +81,41 @@ def _hybrid_bytes(header: ModelHeader, options: ContextOptions) -> tuple[int, ..
         nbytes + (0 if has and not is_parallel else state_bytes)
         for nbytes, has in zip(attention, has_attention, strict=True)
     )
+
+
+def checkpoint_bytes(header: ModelHeader, options: ContextOptions) -> int | None:
+    """Return about how many bytes a checkpoint of a sequence takes: the windows of its layers, or
+    its recurrent state. Return 0 if the model needs none, and None if this is unknown.
+    """
+    shape = kv_size.read_shape(header.metadata)
+    if shape is not None:
+        if options.swa_full or not 0 < shape.window < options.n_ctx:
+            return 0
+        kinds = options.type_k, options.type_v
+        sizes = zip(shape.k_values, shape.v_values, shape.is_windowed, strict=True)
+        return shape.window * sum(
+            kv_size.row_bytes(kinds[0], k) + kv_size.row_bytes(kinds[1], v)
+            for k, v, is_windowed in sizes
+            if is_windowed
+        )
+    n_layers = (header.get_int("block_count") or 0) - (header.get_int("nextn_predict_layers") or 0)
+    has_attention = _attention_layers(header, n_layers)
+    state_bytes = _state_bytes(header)
+    if has_attention is None or not state_bytes:
+        return None
+    is_parallel = header.architecture in PARALLEL_ARCHS
+    return state_bytes * (n_layers if is_parallel else has_attention.count(False))
+
+
+def _state_bytes(header: ModelHeader) -> int:
+    """Return the bytes of a sequence's state in a layer, or 0 for states of another kind."""
+    inner, state, kernel, groups = (
+        header.get_int(f"ssm.{name}") or 0
+        for name in ("inner_size", "state_size", "conv_kernel", "group_count")
+    )
+    if not inner or not state:
+        return 0
+    return STATE_VALUE_BYTES * (state * inner + max(0, kernel - 1) * (inner + 2 * groups * state))
 
 
 def _attention_layers(header: ModelHeader, n_layers: int) -> list[bool] | None:

@@ -69,6 +69,7 @@ SHAPE = {
     "outside_bytes": int,
     "reading_bytes": object,
     "scored_bytes": object,
+    "checkpoint_bytes": object,
     "gpu_layers": {"most": int, "layers": int},
     "placement": {
         "gpu_layers": int,

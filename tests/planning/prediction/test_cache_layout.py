@@ -3,11 +3,17 @@
 from pathlib import Path
 
 import gguf
+import pytest
 
+from llmcli.planning.prediction import cache_layout
 from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.rows.batch import BatchRows
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
+from tests.quant import tiny_gguf
 
 
 def header_of(folder: Path, arch: str, **settings: int) -> ModelHeader:
@@ -55,3 +61,22 @@ def test_metadata_that_is_not_valid_predicts_nothing(tmp_path: Path) -> None:
     settings = {**ATTENTION, **STATES}
     header = header_of(tmp_path, "jamba", block_count=2, nextn_predict_layers=7, **settings)
     assert cache_bytes_by_layer(header, ContextOptions(512)) is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba"])
+def test_checkpoint_bytes_are_those_of_llama_cpp(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    if kind == "gemma3":
+        tiny_gguf.gemma3(path, hidden=128, layers=6)
+    else:
+        {"llama": tiny_gguf.llama, "mamba": tiny_gguf.mamba}[kind](path)
+    options = ContextOptions(1024, 512, 512)
+    predicted = cache_layout.checkpoint_bytes(read_header(path), options)
+    with open_model(path) as model, open_context(model, options) as context:
+        if not context.needs_checkpoints:
+            assert predicted == 0
+            return
+        tokens = [number % 200 for number in range(512)]
+        context.decode(BatchRows(tokens, range(512), [0] * 512, [False] * 512))
+        actual = len(context.read_checkpoint(0))
+    assert predicted == pytest.approx(actual, rel=0.15)
