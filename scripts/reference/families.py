@@ -3,13 +3,13 @@
 llama.cpp's own converter.
 
 usage: .venv/bin/python scripts/reference/families.py [--only REGEX] [--bpe FOLDER] [--llama-cli PATH]
-       [--upstream FOLDER] [--json FILE]
+       [--llama-mtmd-cli PATH] [--upstream FOLDER] [--json FILE]
        .venv/bin/python scripts/reference/families.py --page FILE.json ...
 
 Each row is a family: the converter (native, or llama.cpp), the normalized mean squared error of the
 F32 file's logits against transformers, how many known differences its tokenizer has, whether it
-has prediction layers (MTP), what a Q4_K_M file answers in llama-cli, and, for native families, how
-the metadata and tensors differ from those of llama.cpp's converter.
+has prediction layers (MTP), what a Q4_K_M file answers in llama-cli, what becomes of its vision part,
+and, for native families, how the metadata and tensors differ from those of llama.cpp's converter.
 
 --bpe names a folder with a byte-level tokenizer, which some of llama.cpp's conversions need.
 --upstream names a source tree of llama.cpp, whose converter writes the files to compare with.
@@ -38,6 +38,7 @@ from quant.model_file import read_header
 from quant.model_file.model_header import ModelHeader
 from quant.quantize import plan, write
 from quant.source.source import DIFFERING_KEY, KNOWN_DIFFERENCES_KEY
+from scripts.reference import family_vision
 from tests.quant import families, llama_cpp_families, predicting_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ tokens, and its outputs (logits, vectors of tokens, or scores) were compared wit
 
 <!-- parsed: takes half an hour -->
 ```console
-$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --json native.json
+$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --llama-mtmd-cli PROGRAM --json native.json
 $ .venv/bin/python scripts/reference/families.py --page native.json
 ```
 
@@ -59,6 +60,8 @@ $ .venv/bin/python scripts/reference/families.py --page native.json
 - **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same. Bamba and Laguna come out differently through llama.cpp's converter.
 - **Tokenizer**: whether llama.cpp gives the same ids for more than 1,000 strings as the checkpoint's own tokenizer.
 - **MTP**: layers that predict further tokens, which the file has.
+- **mmproj**: a class with a vision or audio part was also converted with `--mmproj` to Q8_0. "Answers" means that
+  `llama-mtmd-cli` answered a question about an image with both files, and "written" that it was not run.
 - **Differences**: metadata and tensors that differ from the file of llama.cpp's converter. llmcli also writes values that
   llama.cpp assumes when they are missing, such as `vocab_size` and `expert_gating_func`.
   "Fails" means that llama.cpp's converter does not convert this checkpoint or its small tokenizer.
@@ -95,6 +98,7 @@ class Row:
     tokenizer: str = ""
     mtp: str = ""
     llama_cli: str = ""
+    mmproj: str = "-"
     upstream: str = ""
 
 
@@ -106,6 +110,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--bpe", type=Path)
     parser.add_argument("--llama-cli", type=Path)
+    parser.add_argument("--llama-mtmd-cli", type=Path)
     parser.add_argument("--upstream", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, nargs="+")
@@ -119,6 +124,8 @@ def main() -> None:
     for case in selected_cases(args.only):
         with tempfile.TemporaryDirectory(prefix="families-") as folder:
             row = measure(case, Path(folder), args)
+            if family_vision.has_part(case):
+                row.mmproj = convert_vision(case, Path(folder), args)
         print(" | ".join(str(value) for value in asdict(row).values()), flush=True)
         rows.append(row)
         if args.json:
@@ -145,13 +152,7 @@ def measure(case: families.Case, work: Path, args: argparse.Namespace) -> Row:
         if is_native and ARCHS[case.hf].prediction_shapes is not None and case.hf.endswith("LM"):
             predicting_checkpoint.build(case.hf, folder)
         else:
-            bpe = None if is_native or is_sentencepiece(case) else args.bpe
-            if bpe:
-                size = {"vocab_size": vocabulary_size(bpe)}
-                case = replace(case, settings=size | case.settings)
-            families.build(case, folder)
-            if bpe:
-                use_tokenizer(bpe, folder)
+            build(case, folder, args.bpe)
     except FAILURES as error:
         row.nmse = f"transformers: {first_line(error)}"
         return row
@@ -172,6 +173,50 @@ def measure(case: families.Case, work: Path, args: argparse.Namespace) -> Row:
     if args.upstream and is_native:
         row.upstream = compare_upstream(header, folder, work / "upstream.gguf", args.upstream)
     return row
+
+
+def build(case: families.Case, folder: Path, bpe: Path | None) -> None:
+    """Write the checkpoint of a case, with the tokenizer `bpe` if its conversion needs that."""
+    if case.hf in ARCHS or is_sentencepiece(case):
+        bpe = None
+    if bpe:
+        size = {"vocab_size": vocabulary_size(bpe)}
+        case = replace(case, settings=size | case.settings)
+    families.build(case, folder)
+    if bpe:
+        use_tokenizer(bpe, folder)
+
+
+def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) -> str:
+    """Convert a checkpoint of the case with its vision part, and return "written", "answers" if
+    llama-mtmd-cli generates with the files and an image, or why there is no result.
+    """
+    if reason := family_vision.reason_against(case):
+        return reason
+    folder, model, mmproj, image = (
+        work / name for name in ("Vision", "Vision-Q8_0.gguf", "mmproj-Vision.gguf", "image.png")
+    )
+    try:
+        build(family_vision.change_case(case), folder, args.bpe)
+        family_vision.complete_checkpoint(case, folder)
+    except FAILURES as error:
+        return f"transformers: {first_line(error)}"
+    done = run(
+        *LLMCLI, "quantize", folder, "--type", "Q8_0", "--mmproj", "-t", "1",
+        "--accept-tokenizer-differences",
+    )  # fmt: skip
+    if done.returncode:
+        return f"fails: {last_line(done.stderr)}"
+    if not (model.exists() and mmproj.exists()):
+        return "fails: a file is missing"
+    if args.llama_mtmd_cli is None:
+        return "written"
+    image.write_bytes(family_vision.encode_png())
+    done = run(
+        args.llama_mtmd_cli, "-m", model, "--mmproj", mmproj, "--image", image, "-p", "what",
+        "-n", "4", "-t", "1", "-c", "1024", "--no-warmup", "--chat-template", "chatml",
+    )  # fmt: skip
+    return "answers" if done.returncode == 0 else f"fails: {last_line(done.stderr)}"
 
 
 def describe_tokenizer(header: ModelHeader) -> str:
@@ -301,8 +346,8 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
 def format_page(rows: Sequence[Row]) -> str:
     """Return the page with the table of all rows."""
     table = [
-        "| Class | Architecture | Converter | Error | Tokenizer | MTP | Differences |",
-        "|---|---|---|--:|---|---|---|",
+        "| Class | Architecture | Converter | Error | Tokenizer | MTP | mmproj | Differences |",
+        "|---|---|---|--:|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (row.converter != "native", row.hf.lower())):
         if not isinstance(row.nmse, float):
@@ -314,6 +359,7 @@ def format_page(rows: Sequence[Row]) -> str:
             f"{row.nmse:.1e}",
             row.tokenizer,
             row.mtp,
+            row.mmproj,
         )
         table.append(f"| {' | '.join(fields)} | {shorten_differences(row.upstream)} |")
     exact = [row for row in rows if isinstance(row.nmse, float) and row.nmse < 1e-6]
