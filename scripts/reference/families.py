@@ -81,6 +81,8 @@ TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+# An error in the log of llama-mtmd-cli, without its time, or a failed assertion
+MTMD_ERROR = re.compile(r"(?m)^(?:[\d.]+ E (?:\w+: )?|.*(?=GGML_ASSERT))(.*)")
 # Keys that depend on the folder's name, the version or the tokenizer's proof.
 OTHER_KEYS = re.compile(r"general\.|tokenizer\.|llmcli\.|GGUF\.")
 
@@ -206,7 +208,7 @@ def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) ->
         "--accept-tokenizer-differences",
     )  # fmt: skip
     if done.returncode:
-        return f"fails: {last_line(done.stderr)}"
+        return f"fails: {last_line(done.stderr).removeprefix('error: ')}"
     if not (model.exists() and mmproj.exists()):
         return "fails: a file is missing"
     if args.llama_mtmd_cli is None:
@@ -215,8 +217,12 @@ def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) ->
     done = run(
         args.llama_mtmd_cli, "-m", model, "--mmproj", mmproj, "--image", image, "-p", "what",
         "-n", "4", "-t", "1", "-c", "1024", "--no-warmup", "--chat-template", "chatml",
+        "-v",  # without it, the program may end before it has written its errors
     )  # fmt: skip
-    return "answers" if done.returncode == 0 else f"fails: {last_line(done.stderr)}"
+    if done.returncode == 0:
+        return "answers"
+    error = MTMD_ERROR.search(done.stderr)
+    return f"llama-mtmd-cli fails: {error[1][:160] if error else last_line(done.stderr)}"
 
 
 def describe_tokenizer(header: ModelHeader) -> str:

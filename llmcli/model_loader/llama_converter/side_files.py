@@ -43,6 +43,9 @@ CHUNK_BYTES = 16 << 20  # of a tensor that are read at once
 # The bits of the exponent of each float type, and the size of a value: all set means NaN or
 # infinite.
 EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+# A tensor that llama.cpp needs to load a file with this projector. Its converter leaves the one of
+# "pixtral" out, as it is a row of a matrix of the language part.
+NEEDED_TENSORS = {"pixtral": "v.token_embd.img_break"}
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
 
@@ -267,13 +270,22 @@ def _fingerprint(files: Sequence[Path]) -> str:
 
 
 def _check_mmproj_header(header: "ModelHeader") -> None:
-    """Raise UserError unless a file is an mmproj file with a vision or audio encoder."""
+    """Raise UserError unless a file is an mmproj file with a vision or audio encoder that llama.cpp
+    loads.
+    """
     metadata = header.metadata
     encoders = [metadata.get(f"clip.has_{kind}_encoder") for kind in ("vision", "audio")]
     if header.architecture != "clip" or True not in encoders or not header.tensors:
         raise UserError(
             "llama.cpp's converter has written a file without a vision or audio encoder",
             hint="leave out --mmproj",
+        )
+    needed = NEEDED_TENSORS.get(str(metadata.get("clip.projector_type")))
+    if needed and needed not in {tensor.name for tensor in header.tensors}:
+        raise UserError(
+            f"llama.cpp's converter leaves out {needed}, without which llama.cpp does not load the "
+            "vision part",
+            hint="leave out --mmproj, and pull an mmproj file of this model instead",
         )
 
 

@@ -113,6 +113,17 @@ def test_a_model_without_a_vision_part_is_refused_first(
     assert not (converter / "calls").exists()
 
 
+def test_a_file_that_llama_cpp_would_not_load_is_refused(
+    llmcli: Any, folder: Path, converter: Path
+) -> None:
+    stand_in.write_mmproj(converter / "mmproj.gguf", projector="pixtral")
+    done = llmcli("quantize", str(folder), "--q8_0", "--mmproj")
+    assert done.code == 1
+    assert "leaves out v.token_embd.img_break, without which" in done.err
+    assert not folder.with_name("mmproj-tiny.gguf").exists()
+    assert leftovers() == []
+
+
 def test_undefined_weights_are_refused(llmcli: Any, folder: Path, converter: Path) -> None:
     stand_in.write_mmproj(converter / "mmproj.gguf", float("inf"))
     done = llmcli("quantize", str(folder), "--q8_0", "--mmproj")
