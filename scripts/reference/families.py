@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -182,8 +183,11 @@ def build(case: families.Case, folder: Path, bpe: Path | None) -> None:
     if case.hf in ARCHS or is_sentencepiece(case):
         bpe = None
     if bpe:
-        size = {"vocab_size": vocabulary_size(bpe)}
-        case = replace(case, settings=size | case.settings)
+        added = len(family_vision.vision_of(case).tokens)
+        size: dict[str, Any] = {"vocab_size": vocabulary_size(bpe) + added}
+        if "text_config" in case.settings:
+            size = {"text_config": size}
+        case = replace(case, settings=family_vision.merge(case.settings, size))
     families.build(case, folder)
     if bpe:
         use_tokenizer(bpe, folder)
@@ -217,12 +221,11 @@ def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) ->
     done = run(
         args.llama_mtmd_cli, "-m", model, "--mmproj", mmproj, "--image", image, "-p", "what",
         "-n", "4", "-t", "1", "-c", "1024", "--no-warmup", "--chat-template", "chatml",
-        "-v",  # without it, the program may end before it has written its errors
     )  # fmt: skip
     if done.returncode == 0:
         return "answers"
     error = MTMD_ERROR.search(done.stderr)
-    return f"llama-mtmd-cli fails: {error[1][:160] if error else last_line(done.stderr)}"
+    return f"llama-mtmd-cli fails: {error[1][:160] if error else 'no message'}"
 
 
 def describe_tokenizer(header: ModelHeader) -> str:

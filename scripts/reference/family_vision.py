@@ -45,6 +45,8 @@ CLASSES = {
         names={"vision_tower.": "vision_tower.vision_model."},
     ),
     "Gemma3nForConditionalGeneration": Vision(reason="transformers needs timm to build it"),
+    # The converter looks for this token.
+    "Glm4vForConditionalGeneration": Vision(tokens=("<|user|>",)),
     "Lfm2VlForConditionalGeneration": Vision(
         {"vision_config": {"num_hidden_layers": 3, "vision_use_head": False}},
         names={"model.vision_tower.": "model.vision_tower.vision_model."},
@@ -70,19 +72,24 @@ def has_part(case: families.Case) -> bool:
     return any(name in parts for name in PARTS)
 
 
+def vision_of(case: families.Case) -> Vision:
+    """Return what the class of a case needs."""
+    return CLASSES.get(case.hf, Vision())
+
+
 def reason_against(case: families.Case) -> str:
     """Return why there is no checkpoint of a case with its vision part, or an empty text."""
-    return CLASSES.get(case.hf, Vision()).reason
+    return vision_of(case).reason
 
 
 def change_case(case: families.Case) -> families.Case:
     """Return a case with what its vision part needs."""
-    return replace(case, settings=merge(case.settings, CLASSES.get(case.hf, Vision()).settings))
+    return replace(case, settings=merge(case.settings, vision_of(case).settings))
 
 
 def complete_checkpoint(case: families.Case, folder: Path) -> None:
     """Change the files of a built checkpoint as its vision part needs it."""
-    vision = CLASSES.get(case.hf, Vision())
+    vision = vision_of(case)
     add_tokens(folder, vision.tokens)
     rename_tensors(folder, vision.names)
     values = PREPROCESSOR | vision.preprocessor

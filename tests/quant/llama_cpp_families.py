@@ -2,7 +2,8 @@
 does.
 """
 
-from tests.quant.families import Case
+from tests.quant.families import TINY, Case
+from tests.quant.families.glm4_moe import SECTIONS
 
 # Heads fill hidden_size, and each query head has its own keys and values.
 FULL = {"head_dim": None, "num_key_value_heads": 8}
@@ -11,6 +12,10 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 GPT2 = {"n_embd": 256, "n_layer": 2, "n_head": 8, "n_positions": 1024}
 VISION = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2}
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+# The width of a head is hidden_size / heads: 8 rotary pairs.
+GLM4V = {key: value for key, value in TINY.items() if key != "head_dim"} | {
+    "rope_parameters": SECTIONS | {"mrope_section": [2, 3, 3]}
+}
 # Those whose conversion reads a SentencePiece model; the others get a byte-level tokenizer.
 SENTENCEPIECE = {"gemma", "jamba", "t5", "llama4", "minicpm3"}
 
@@ -37,7 +42,15 @@ CASES = [
     Case("mimo2", "MiMoV2FlashForCausalLM", EXPERTS),
     Case("minicpm3", "MiniCPM3ForCausalLM", GROUPED),
     Case("plm", "YoutuForCausalLM", {}),
-    Case("glm4v", "Glm4vForConditionalGeneration", {"vision_config": VISION}),
+    Case(
+        "glm4v",
+        "Glm4vForConditionalGeneration",
+        {
+            "head_dim": None,
+            "text_config": GLM4V,
+            "vision_config": VISION | {"out_hidden_size": 256},
+        },
+    ),
     Case("paddleocr", "PaddleOCRVLForConditionalGeneration", {"vision_config": VISION}),
     Case("hrm", "HrmTextForCausalLM", {}),
     Case("qwen4exp", "Qwen4ExpForCausalLM", EXPERTS),

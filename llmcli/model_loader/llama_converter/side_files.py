@@ -213,6 +213,7 @@ def _write(
     )
     source = _fingerprint(request.files)
     if not force and (present := _find_present(out, source, settings)):
+        request.check(present.header)
         ui.note(f"{out} is up to date: nothing to do (--force makes it again)")
         return present
     if not dry_run:

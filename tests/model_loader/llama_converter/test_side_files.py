@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmcli.config import load_config
+from llmcli.model_loader.llama_converter import side_files
 from quant.model_file import read_header
 from tests.fixtures import converter as stand_in
 from tests.quant import tiny_checkpoint
@@ -122,6 +123,16 @@ def test_a_file_that_llama_cpp_would_not_load_is_refused(
     assert "leaves out v.token_embd.img_break, without which" in done.err
     assert not folder.with_name("mmproj-tiny.gguf").exists()
     assert leftovers() == []
+
+
+def test_a_finished_file_that_llama_cpp_would_not_load_is_refused(
+    llmcli: Any, folder: Path, converter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("quantize", str(folder), "--q8_0", "--mmproj")
+    assert llmcli(*words).code == 0
+    monkeypatch.setitem(side_files.NEEDED_TENSORS, "mlp", "v.missing")
+    done = llmcli(*words)
+    assert (done.code, "leaves out v.missing, without which" in done.err) == (1, True)
 
 
 def test_undefined_weights_are_refused(llmcli: Any, folder: Path, converter: Path) -> None:
