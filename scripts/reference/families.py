@@ -63,6 +63,7 @@ $ .venv/bin/python scripts/reference/families.py --page native.json
 - **MTP**: layers that predict further tokens, which the file has.
 - **mmproj**: a class with a vision or audio part was also converted with `--mmproj` to Q8_0. "Answers" means that
   `llama-mtmd-cli` answered a question about an image with both files, and "written" that it was not run.
+- **Q4_K_M in llama-cli**: whether llama.cpp's own llama-cli writes tokens with the file in Q4_K_M. Encoders write none.
 - **Differences**: metadata and tensors that differ from the file of llama.cpp's converter. llmcli also writes values that
   llama.cpp assumes when they are missing, such as `vocab_size` and `expert_gating_func`.
   "Fails" means that llama.cpp's converter does not convert this checkpoint or its small tokenizer.
@@ -172,7 +173,8 @@ def measure(case: families.Case, work: Path, args: argparse.Namespace) -> Row:
     row.tokenizer = describe_tokenizer(header)
     row.mtp = str(header.get_int("nextn_predict_layers") or "-")
     compare_outputs(row, out, folder, case.output)
-    row.llama_cli = answer(out, work / "q4.gguf", args.llama_cli)
+    writes = case.output == "logits"
+    row.llama_cli = answer(out, work / "q4.gguf", args.llama_cli) if writes else "-"
     if args.upstream and is_native:
         row.upstream = compare_upstream(header, folder, work / "upstream.gguf", args.upstream)
     return row
@@ -355,8 +357,9 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
 def format_page(rows: Sequence[Row]) -> str:
     """Return the page with the table of all rows."""
     table = [
-        "| Class | Architecture | Converter | Error | Tokenizer | MTP | mmproj | Differences |",
-        "|---|---|---|--:|---|---|---|---|",
+        "| Class | Architecture | Converter | Error | Tokenizer | MTP | mmproj | Q4_K_M in llama-cli "
+        "| Differences |",
+        "|---|---|---|--:|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (row.converter != "native", row.hf.lower())):
         if not isinstance(row.nmse, float):
@@ -369,6 +372,7 @@ def format_page(rows: Sequence[Row]) -> str:
             row.tokenizer,
             row.mtp,
             row.mmproj,
+            row.llama_cli,
         )
         table.append(f"| {' | '.join(fields)} | {shorten_differences(row.upstream)} |")
     exact = [row for row in rows if isinstance(row.nmse, float) and row.nmse < 1e-6]
