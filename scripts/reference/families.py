@@ -53,7 +53,7 @@ tokens, and its outputs (logits, vectors of tokens, or scores) were compared wit
 
 <!-- parsed: takes half an hour -->
 ```console
-$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --llama-mtmd-cli PROGRAM --json native.json
+$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --llama-cli PROGRAM --llama-mtmd-cli PROGRAM --json native.json
 $ .venv/bin/python scripts/reference/families.py --page native.json
 ```
 
