@@ -221,15 +221,26 @@ class Engine:
             prefix=SharedPrefix(prompt_source, len(request.tokens)) if prompt_source else None,
             replayed=request.replays[number] if request.replays else NO_REPLAY,
         )
-        takes_checkpoints = self.context.needs_checkpoints and self.schedule.host_bytes
-        if takes_checkpoints and not request.score_prompt:
-            sequence.checkpoint_lengths = checkpoint_lengths(
-                request.tokens, self.resources.vocabulary
-            )
+        sequence.checkpoint_lengths = self._checkpoint_lengths(request)
         if request.checks_repetition:
             sequence.repetition_check_at = TOKENS_BETWEEN_CHECKS
         self.scheduler.add(sequence)
         return sequence
+
+    def _checkpoint_lengths(self, request: Request) -> tuple[int, ...]:
+        """Return at which lengths of a prompt checkpoints are taken. A window that is longer than
+        the prompt needs none: its cells are still there when the answer is not much longer.
+        """
+        context = self.context
+        has_dropped = context.is_recurrent or len(request.tokens) > context.n_swa
+        if (
+            not context.needs_checkpoints
+            or not self.schedule.host_bytes
+            or request.score_prompt
+            or not has_dropped
+        ):
+            return ()
+        return checkpoint_lengths(request.tokens, self.resources.vocabulary)
 
     def cancel(self, *sequences: int) -> None:
         """End sequences at the next step. Their cells stay cached, and their texts so far become
