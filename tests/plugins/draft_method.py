@@ -10,7 +10,7 @@ CHANCE = 0.2  # estimated probability that a token is repeated
 
 
 class Repeat:
-    """A drafter for --ngram-draft. By its `order`, it is used after the other drafters."""
+    """A drafter for --ngram-draft. By its `order`, it comes after the others of equal gain."""
 
     name: ClassVar[str] = "repeat"
     order: ClassVar[int] = 90

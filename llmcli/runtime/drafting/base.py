@@ -104,7 +104,8 @@ class DrafterResources:
 class Drafter(Protocol):
     """A method to guess tokens. The object exists as long as the model is loaded.
 
-    - `order`: the drafter with the lowest number whose draft pays is used.
+    - `order`: the drafter with the largest expected gain is used; of equal ones, that with the
+      lowest number.
     - `draws`: whether guesses are drawn at random. The draft then contains their distributions.
     """
 
