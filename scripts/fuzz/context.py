@@ -56,6 +56,8 @@ class MirroredContext:
             context.is_recurrent,
             context.has_complete_states,
         )
+        self.needs_checkpoints = context.needs_checkpoints
+        assert not self.needs_checkpoints, "the reference cuts sequences anywhere"
         self.first_position, self.last_position, self.can_shift = (
             context.first_position,
             context.last_position,

@@ -128,7 +128,12 @@ def test_a_draft_that_is_never_worth_its_time_is_said(
     assert "nothing drafted: no draft was expected to save time" in llmcli("run", "fake", "hi").err
     document = json.loads(llmcli("run", "fake", "hi", "--json").out)
     assert document["timing"]["drafted_tokens"] == 0
-    assert document["draft"] == {"model": None, "ngram": "on", "obstacle": None}
+    assert document["draft"] == {
+        "model": None,
+        "ngram": "on",
+        "method": "auto",
+        "obstacle": None,
+    }
 
 
 @pytest.mark.parametrize("words", [("run", "big:2m", "hi", "-n", "1"), ("plan", "big:2m")])
