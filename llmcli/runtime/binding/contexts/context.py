@@ -101,6 +101,8 @@ class Context:
         # a sequence. `_n_droppable` has their number for each sequence.
         self.n_rs_seq: int = library.llama_n_rs_seq(pointer) if model.is_recurrent else 0
         self._n_droppable: dict[int, int] = {}
+        # sequences that have gone back since their last pass; llama.cpp would copy their later state
+        self._returned: set[int] = set()
         self._batch = Batch(self.n_batch)
         self._positions, self._shared_cells, self.log_sum_exp = (
             Positions(self.n_seq_max),
@@ -171,6 +173,7 @@ class Context:
             if self.n_rs_seq:
                 for sequence, start, stop in added:
                     self._n_droppable[sequence] = min(self.n_rs_seq, stop - start - 1)
+                    self._returned.discard(sequence)
             return
         if code == 1:
             raise NoSlot
@@ -254,6 +257,8 @@ class Context:
             return False
         if not lib().llama_memory_seq_rm(self.memory, sequence, keep, -1):
             return False
+        if self.is_recurrent and keep:
+            self._returned.add(sequence)
         self._positions.set_length(sequence, keep)
         self._shared_cells.record_cut(sequence, keep)
         return True
@@ -274,6 +279,7 @@ class Context:
         )
         assert self._positions.length(target) == start, f"sequence {target} does not end at {start}"
         needs_whole = self.is_recurrent or not self.unified
+        assert source not in self._returned, "a state that goes back only in the next pass"
         assert not needs_whole or (start == 0 and end == self._positions.length(source)), (
             "only a whole sequence"
         )
@@ -441,6 +447,7 @@ class Context:
             self._empty(sequence)
             return False
         self._n_droppable.pop(sequence, None)
+        self._returned.discard(sequence)
         self._positions.set_length(sequence, length)
         self._shared_cells.record_cut(sequence, length)
         if source is not None:
@@ -451,6 +458,7 @@ class Context:
     def _empty(self, sequence: int) -> None:
         """Drop all cells of a sequence."""
         self._n_droppable.pop(sequence, None)
+        self._returned.discard(sequence)
         lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
         self._positions.set_length(sequence, 0)
         self._shared_cells.record_cut(sequence, 0)
