@@ -257,8 +257,8 @@ class Context:
             return False
         if not lib().llama_memory_seq_rm(self.memory, sequence, keep, -1):
             return False
-        if self.is_recurrent and keep:
-            self._returned.add(sequence)
+        if self.is_recurrent:
+            (self._returned.add if keep else self._returned.discard)(sequence)
         self._positions.set_length(sequence, keep)
         self._shared_cells.record_cut(sequence, keep)
         return True
