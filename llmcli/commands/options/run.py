@@ -514,6 +514,12 @@ CONFLICTS = (
         "-dev, -sm, -mg, -ts and -ot have no effect",
         "leave them or --reproducible out",
     ),
+    Conflict(
+        "--draft mtp",
+        "--reproducible",
+        "--draft mtp does not work with --reproducible",
+        "leave out one of them",
+    ),
     Conflict("-p", "-f", "-p and -f both set the message"),
     Conflict("--raw", "--chat-template", "--raw uses no chat template"),
     Conflict(

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import ClassVar, Protocol
 
 from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft, DrafterResources, Probabilities
 from llmcli.runtime.drafting.guesser import Guesser
 from llmcli.runtime.requests.request import Request
@@ -21,11 +22,6 @@ from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import RowLogits
 from llmcli.runtime.vocabulary import Vocabulary
 
-INITIAL_CHANCE = 0.85  # chance of a guess before any guess was checked
-INITIAL_WEIGHT = 4.0  # number of checked guesses that INITIAL_CHANCE counts as
-GUESS_DECAY = 0.98  # factor of the counts of earlier guesses for each checked guess
-# factor of these counts for each step of the answer, so that drafting is tried again after failures
-TOKEN_DECAY = 0.995
 CHUNK_TOKENS = 256  # tokens read in one pass; cancellation is checked between passes
 
 
@@ -67,7 +63,7 @@ class DraftModel:
         )
         self.tokens: list[int] = []
         self.owner: ModelDrafts | None = None  # the answer whose text is in the context
-        self.hits = self.tries = 0.0
+        self.acceptance = Acceptance()
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "DraftModel | None":
@@ -84,13 +80,6 @@ class DraftModel:
         reused.
         """
         return ModelDrafts(self, request, seed)
-
-    @property
-    def chance(self) -> float:
-        """Return the estimated probability that a guess is right if all guesses before it are
-        right.
-        """
-        return (self.hits + INITIAL_CHANCE * INITIAL_WEIGHT) / (self.tries + INITIAL_WEIGHT)
 
     def read(self, tokens: list[int], keep: int) -> RowLogits:
         """Cut the context to its first `keep` tokens and compute `tokens` after them. Return the
@@ -134,8 +123,7 @@ class ModelDrafts:
         while count < limit and cached[count] == tokens[count]:
             count += 1
         self.n_matching = count
-        self.model.hits *= TOKEN_DECAY
-        self.model.tries *= TOKEN_DECAY
+        self.model.acceptance.forget()
 
     def on_context_shift(self) -> None:
         """Mark the whole text as unread. It is computed again when this pays."""
@@ -143,9 +131,8 @@ class ModelDrafts:
 
     def chances(self, count: int) -> list[float]:
         assert self.sequence
-        return [self.model.chance] * min(
-            count, self.model.context.n_ctx - len(self.sequence.tokens)
-        )
+        room = self.model.context.n_ctx - len(self.sequence.tokens)
+        return self.model.acceptance.chances(max(0, min(count, room)))
 
     def cost_seconds(self, count: int) -> float:
         return count * self.model.guess_seconds
@@ -196,10 +183,7 @@ class ModelDrafts:
         return row
 
     def record_result(self, drafted: int, accepted: int) -> None:
-        n_checked = min(drafted, accepted + 1)
-        weight = GUESS_DECAY**n_checked
-        self.model.hits = self.model.hits * weight + accepted
-        self.model.tries = self.model.tries * weight + n_checked
+        self.model.acceptance.record(drafted, accepted)
 
     def close(self) -> None:
         """Free the sampler chain."""

@@ -14,6 +14,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.prediction_context import read_states
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.mtp import PredictionDrafter, PredictionDrafts
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
@@ -156,3 +157,13 @@ def test_a_model_without_prediction_layers_is_refused(tmp_path: Path) -> None:
     ):
         pass
     assert "--no-mtp" in error.value.hint
+
+
+def test_chances_are_counted_by_depth() -> None:
+    acceptance = Acceptance()
+    for _ in range(400):
+        acceptance.record(3, 1)
+    first, second, third = acceptance.chances(3)
+    assert first > 0.95
+    assert second < 0.1
+    assert third == second  # it was never checked
