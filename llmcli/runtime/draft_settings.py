@@ -177,7 +177,11 @@ def open_speculation(
             drafter for drafter_type in drafter_types if (drafter := drafter_type.create(resources))
         )
         speculation = Speculation(created, cost, max_rows, exact_rows, options.reproducible)
-        yield speculation if created and _pays(cost, max_rows) else None
+        if not created or not _pays(cost, max_rows):
+            context.on_computed = None  # a drafter that is not used need not follow the passes
+            yield None
+            return
+        yield speculation
 
 
 def draft_context_options(context: ContextOptions) -> ContextOptions:
