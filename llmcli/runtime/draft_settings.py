@@ -36,7 +36,7 @@ from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
 
 NGRAM_DRAFT_MODES = ("auto", "on", "off")
-METHODS = ("auto", "off", "ngram", "pool", "model", "mtp")  # of --draft
+METHODS = ("auto", "off", "ngram", "pool", "lookahead", "model", "mtp")  # of --draft
 MIN_DRAFT_ROWS = PASS_ROWS[0]  # tokens of the shortest pass that checks a draft
 FLOAT_TYPES = ("f32", "f16", "bf16")
 
@@ -171,6 +171,7 @@ def open_speculation(
             model,
             (context, prediction) if prediction else None,
             settings.method == "pool" or (settings.method == "auto" and uses_ngrams),
+            settings.method == "lookahead",
         )
         drafter_types = sorted(drafters().values(), key=lambda drafter_type: drafter_type.order)
         created = tuple(

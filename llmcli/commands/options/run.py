@@ -245,7 +245,7 @@ DRAFT_FLAGS = (
         ("--draft",),
         str,
         "draft tokens with this method only: ngram (repetitions in the text), pool (earlier "
-        "answers), model (-md), mtp (the model's own prediction layers); off: never [auto: what "
+        "answers), lookahead (the model's parallel predictions), model (-md), mtp (the model's own prediction layers); off: never [auto: what "
         "saves time]",
         "METHOD",
     ),

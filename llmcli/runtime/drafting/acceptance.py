@@ -12,7 +12,8 @@ class Acceptance:
     the first guess of a draft. A depth without checked guesses has the chance of the one before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, initial_chance: float = INITIAL_CHANCE) -> None:
+        self.initial_chance = initial_chance
         self.hits: list[float] = []
         self.tries: list[float] = []
 
@@ -33,7 +34,7 @@ class Acceptance:
     def chances(self, count: int) -> list[float]:
         """Return the chances of the first `count` guesses of a draft."""
         found: list[float] = []
-        chance = INITIAL_CHANCE
+        chance = self.initial_chance
         for depth in range(count):
             if depth < len(self.tries):
                 weight = self.tries[depth] + INITIAL_WEIGHT

@@ -3,8 +3,9 @@ likely its guesses are right, so that the model can check several tokens in one 
 decoding).
 """
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.sampling.chain import RowLogits
 from llmcli.runtime.vocabulary import Vocabulary
 
 Probabilities = NDArray[np.float32]
@@ -82,11 +84,24 @@ class DraftState(Protocol):
         ...
 
 
+@runtime_checkable
+class RowObserver(Protocol):
+    """A DraftState that also reads the logits of the pass that checked its guesses."""
+
+    def observe_rows(self, tokens: Rows[int], rows: Rows[RowLogits], n_right: int) -> None:
+        """Read the logits of a pass, which are valid during the call. `tokens`: the last token of
+        the text before the pass, and the guesses. `rows`: the logits after each of them. `n_right`:
+        the number of right guesses.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterResources:
     """The things from which drafters are created.
 
     - `uses_ngrams`: whether to draft from repetitions in the text.
+    - `uses_lookahead`: whether to draft from the model's own parallel predictions.
     - `uses_pool`: whether to draft from the n-grams of earlier answers.
     - `draft_model`: the context of the draft model and the cost of its passes; None without a draft
       model.
@@ -99,6 +114,7 @@ class DrafterResources:
     vocabulary: Vocabulary
     prediction: tuple[Context, PredictionContext] | None = None
     uses_pool: bool = False
+    uses_lookahead: bool = False
 
 
 class Drafter(Protocol):

@@ -20,7 +20,7 @@ from itertools import islice
 from time import perf_counter
 from typing import ClassVar
 
-from llmcli.runtime.drafting.base import Draft, DraftState
+from llmcli.runtime.drafting.base import Draft, DraftState, RowObserver
 from llmcli.runtime.drafting.draft_length import DraftLength
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
@@ -157,6 +157,7 @@ class SpeculativeStrategy(GuidedStrategy):
         drafter, draft, drafting_seconds = self.last_draft
         guessed, sequence.draft = sequence.draft, []  # the engine may have shortened the draft
         pass_logits = list(islice(rows, len(guessed) + 1))
+        last_token = sequence.tokens[-1]
         start, previous_time = len(sequence.tokens), sequence.last_token_time
         events: list[Event] = []
         n_right = 0
@@ -171,6 +172,8 @@ class SpeculativeStrategy(GuidedStrategy):
             n_right += n_agreed
             if finish is not None or n_agreed < len(new_tokens) or position == len(guessed):
                 break
+        if isinstance(drafter, RowObserver):
+            drafter.observe_rows([last_token, *guessed], pass_logits, n_right)
         self._drop_wrong_guesses(sequence, start + n_right)
         self.n_drafts += bool(guessed)
         self.n_drafted += len(guessed)
