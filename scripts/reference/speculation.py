@@ -2,23 +2,27 @@
 """Test by chi-square that speculative decoding samples from the model's distribution.
 
 usage: .venv/bin/python scripts/reference/speculation.py [--samples 20000] [--tokens 6] [--guess 3]
-       [--seed 0] [--ways model sure none]
+       [--seed 0] [--ways model sure pool lookahead mtp mtp-hybrid none]
 
-The model is tests/data/stories260K in Q8_0, with temperature 1.2 and the 40 likeliest tokens. Each
-sample has its own seed. The reference text is the greedy answer. Samples are counted in cells, by
-the position at which a sample first differs from the reference and by its token there. The exact
-probability of a cell in plain decoding is the product of the token probabilities up to that
-position. Cells with fewer than five expected samples are merged. There are two ways to draft, and a
-control:
+The model is tests/data/stories260K in Q8_0, and for mtp a tiny random model with a prediction layer
+(DeepSeek V3, and the hybrid Qwen3.5; needs torch and transformers). The temperature is 1.2, with the
+40 likeliest tokens. Each sample has its own seed. The reference text is the greedy answer. Samples
+are counted in cells, by the position at which a sample first differs from the reference and by its
+token there. The exact probability of a cell in plain decoding is the product of the token
+probabilities up to that position. Cells with fewer than five expected samples are merged. The ways
+to draft, and a control:
 
 - model: a draft model (the same one in Q4_0, so that it makes errors) samples tokens; a token is
   accepted with probability min(1, p/q)
 - sure: the drafts are the reference's tokens; a token is accepted if the sampler chain draws the
   same one, as in prompt lookup
+- pool: the drafts are what earlier samples continued with
+- lookahead: the drafts are the predictions of the last pass
+- mtp, mtp-hybrid: the prediction layers sample tokens, as the draft model does
 - none: plain decoding
 
 The script prints chi-square, degrees of freedom and the p-value for each way, and exits with 1 if a
-p-value is below 0.01.
+p-value is below 0.01, divided by the number of ways.
 """
 
 import argparse
@@ -26,20 +30,25 @@ import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
-from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.contexts.open_context import open_context, open_prediction_context
+from llmcli.runtime.binding.contexts.prediction_context import prediction_options
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.base import Drafter
+from llmcli.runtime.drafting.acceptance import Acceptance
+from llmcli.runtime.drafting.base import Drafter, DrafterResources
 from llmcli.runtime.drafting.draft_model import DraftModel
+from llmcli.runtime.drafting.lookahead import LookaheadDrafter
+from llmcli.runtime.drafting.mtp import PredictionDrafter
+from llmcli.runtime.drafting.ngram_pool import PoolDrafter, PoolDrafts
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import Sampling, default_sampling
@@ -54,7 +63,26 @@ STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
 TEXT = "Once upon a time, there was a"
 WARM = default_sampling().with_values({"temp": 1.2, "top_p": 1, "min_p": 0})
 MIN_EXPECTED, ALPHA = 5, 0.01
+PREDICTING = {"mtp": "DeepseekV3ForCausalLM", "mtp-hybrid": "Qwen3_5ForCausalLM"}
+WAYS = ("model", "sure", "pool", "lookahead", *PREDICTING, "none")
 Cell = tuple[int, int]  # position of the first difference, and the token there; -1: no difference
+
+
+@dataclass
+class Opened:
+    """A model with its context, the prompt, the greedy answer and the exact probabilities."""
+
+    context: Context
+    vocabulary: FakeVocabulary
+    prompt: tuple[int, ...]
+    reference: list[int]
+    probabilities: dict[Cell, float]
+
+    def engine(self, drafter: Drafter | None, guess: int) -> Engine:
+        """Return an engine with a drafter, over the emptied context."""
+        self.context.clear()
+        speculation = Speculation((drafter,) if drafter else (), Steady(CHEAP), guess + 1)
+        return Engine(self.context, self.vocabulary, None, speculation)
 
 
 def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
@@ -129,32 +157,76 @@ def chi_square(
     return statistic, degrees_of_freedom, 0.5 * math.erfc(z / math.sqrt(2))
 
 
-def engines(
-    stack: ExitStack, model: Model, context: Context, small: Path, reference: list[int], guess: int
-) -> Iterator[tuple[str, Engine]]:
-    """Yield the name of each way to draft with an engine that uses it, over the emptied context.
-    `small`: file of the draft model. `guess`: the largest number of drafted tokens per pass.
+class Sure(Acceptance):
+    """Chances with which every draft is worth its time."""
+
+    def chances(self, count: int) -> list[float]:
+        return [0.99] * count
+
+
+def stories_engine(
+    stack: ExitStack, way: str, opened: Opened, files: dict[str, Path], guess: int
+) -> Engine:
+    """Return an engine that drafts in one of the ways of the stories model. `guess`: the largest
+    number of drafted tokens per pass.
     """
-    vocabulary = FakeVocabulary(model.piece, lambda token: False, model.n_vocab)
-    draft = stack.enter_context(open_model(small, ON_HOST))
-    options = ContextOptions(256, n_outputs=4)
-    drafter = DraftModel(stack.enter_context(open_context(draft, options)), vocabulary, 0.001, 0.0)
-    drafters: dict[str, Drafter | None] = {
-        "model": drafter,
-        "sure": Knowing(reference, chance=0.99, n_vocab=model.n_vocab),
-        "none": None,
-    }
-    for name, drafter_of_way in drafters.items():
-        context.clear()
-        yield (
-            name,
-            Engine(
-                context,
-                vocabulary,
-                None,
-                Speculation((drafter_of_way,) if drafter_of_way else (), Steady(CHEAP), guess + 1),
-            ),
+    vocabulary = opened.vocabulary
+    drafter: Drafter | None = None
+    resources = DrafterResources(False, None, vocabulary, uses_pool=True, uses_lookahead=True)
+    if way == "model":
+        draft = stack.enter_context(open_model(files["Q4_0"], ON_HOST))
+        options = ContextOptions(256, n_outputs=4)
+        drafter = DraftModel(
+            stack.enter_context(open_context(draft, options)), vocabulary, 0.001, 0.0
         )
+    elif way == "sure":
+        drafter = Knowing(opened.reference, chance=0.99, n_vocab=opened.context.n_vocab)
+    elif way == "pool":
+        drafter = SurePool()
+    elif way == "lookahead":
+        drafter = LookaheadDrafter.create(resources)
+        assert isinstance(drafter, LookaheadDrafter)
+        drafter.acceptance = Sure()
+    return opened.engine(drafter, guess)
+
+
+class SurePool(PoolDrafter):
+    """A pool whose drafts are always worth their time."""
+
+    def start(self, request: Request, seed: int) -> PoolDrafts:
+        drafts = super().start(request, seed)
+        drafts.pool.acceptance = Sure()
+        return drafts
+
+
+def open_sampled(context: Context, model: Model, prompt: tuple[int, ...], n_tokens: int) -> Opened:
+    """Return a model with its greedy answer of `n_tokens` tokens."""
+    vocabulary = FakeVocabulary(model.piece, lambda token: False, model.n_vocab)
+    greedy = Request(prompt, default_sampling().with_values({"temp": 0}), max_tokens=n_tokens)
+    reference, _, _ = answer(Engine(context, vocabulary, None), greedy)
+    probabilities = exact_probabilities(context, vocabulary, prompt, reference)
+    return Opened(context, vocabulary, prompt, reference, probabilities)
+
+
+def open_predicting(
+    stack: ExitStack, hf: str, folder: Path, n_tokens: int, guess: int
+) -> tuple[Opened, Engine]:
+    """Return a tiny random model with a prediction layer, and an engine that drafts with it."""
+    from tests.quant import predicting_checkpoint
+
+    predicting_checkpoint.build(hf, folder / "tiny")
+    source = checkpoint_source.open_checkpoint(folder / "tiny")
+    write.write_model(plan.plan_quantization(source, "Q8_0"), folder / "tiny.gguf", threads=1)
+    model = stack.enter_context(open_model(folder / "tiny.gguf", ON_HOST, load_mtp=True))
+    options = ContextOptions(256, n_outputs=16, n_rs_seq=guess, outputs_states=True)
+    context = stack.enter_context(open_context(model, options))
+    prediction = stack.enter_context(
+        open_prediction_context(model, context, prediction_options(options))
+    )
+    opened = open_sampled(context, model, tuple(range(7, 17)), n_tokens)
+    drafter = PredictionDrafter(context, prediction, opened.vocabulary)
+    drafter.acceptance = Sure()
+    return opened, opened.engine(drafter, guess)
 
 
 def with_seed(sampling: Sampling, seed: int) -> Sampling:
@@ -171,48 +243,53 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=6)
     parser.add_argument("--guess", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--ways", nargs="+", default=["model", "sure", "none"], choices=("model", "sure", "none")
-    )
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     args = parser.parse_args()
     worst = 1.0
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         files = {kind: Path(temporary) / f"stories-{kind}.gguf" for kind in ("Q8_0", "Q4_0")}
         for kind, file in files.items():
-            write.write_model(
-                plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), kind),
-                file,
-                threads=1,
-            )
+            source = checkpoint_source.open_checkpoint(STORIES)
+            write.write_model(plan.plan_quantization(source, kind), file, threads=1)
         model = stack.enter_context(open_model(files["Q8_0"], ON_HOST))
         context = stack.enter_context(open_context(model, ContextOptions(256, n_outputs=16)))
-        vocabulary = FakeVocabulary(model.piece, lambda token: False, model.n_vocab)
         prompt = tuple(model.tokenize(TEXT, special=False, add_special=True))
-        greedy = Request(
-            prompt, default_sampling().with_values({"temp": 0}), max_tokens=args.tokens
+        stories = open_sampled(context, model, prompt, args.tokens)
+        for way in args.ways:
+            if way in PREDICTING:
+                folder = Path(temporary) / way
+                folder.mkdir()
+                opened, engine = open_predicting(
+                    stack, PREDICTING[way], folder, args.tokens, args.guess
+                )
+            else:
+                opened = stories
+                engine = stories_engine(stack, way, stories, files, args.guess)
+            worst = min(worst, sample(way, opened, engine, args))
+    return int(worst < ALPHA / len(args.ways))
+
+
+def sample(way: str, opened: Opened, engine: Engine, args: argparse.Namespace) -> float:
+    """Draw and count the samples of one way, print a line, and return the p-value."""
+    counts: Counter[Cell] = Counter()
+    drafted = accepted = 0
+    for number in range(args.samples):
+        sampling = with_seed(WARM, args.seed + number)
+        request = Request(
+            opened.prompt, sampling, max_tokens=args.tokens, strategy="speculative", ignore_eos=True
         )
-        reference, _, _ = answer(Engine(context, vocabulary, None), greedy)
-        probabilities = exact_probabilities(context, vocabulary, prompt, reference)
-        for name, engine in engines(stack, model, context, files["Q4_0"], reference, args.guess):
-            if name not in args.ways:
-                continue
-            counts: Counter[Cell] = Counter()
-            drafted = accepted = 0
-            for number in range(args.samples):
-                sampling = with_seed(WARM, args.seed + number)
-                request = Request(prompt, sampling, max_tokens=args.tokens, strategy="speculative")
-                tokens, n_drafted, n_accepted = answer(engine, request)
-                counts[first_difference(tokens, reference)] += 1
-                drafted, accepted = drafted + n_drafted, accepted + n_accepted
-            engine.ledger.check()
-            statistic, degrees_of_freedom, p = chi_square(counts, probabilities, args.samples)
-            worst = min(worst, p)
-            print(
-                f"{name:5}  {args.samples} samples, {drafted} drafted, {accepted / max(1, drafted):.0%} accepted: "
-                f"chi-square {statistic:.1f} at {degrees_of_freedom} degrees of freedom, p {p:.3f}",
-                flush=True,
-            )
-    return int(worst < ALPHA)
+        tokens, n_drafted, n_accepted = answer(engine, request)
+        counts[first_difference(tokens, opened.reference)] += 1
+        drafted, accepted = drafted + n_drafted, accepted + n_accepted
+    engine.ledger.check()
+    statistic, degrees_of_freedom, p = chi_square(counts, opened.probabilities, args.samples)
+    print(
+        f"{way:10}  {args.samples} samples, {drafted} drafted, "
+        f"{accepted / max(1, drafted):.0%} accepted: chi-square {statistic:.1f} at "
+        f"{degrees_of_freedom} degrees of freedom, p {p:.3f}",
+        flush=True,
+    )
+    return p
 
 
 if __name__ == "__main__":
