@@ -45,8 +45,10 @@ def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @contextmanager
-def open_small(path: Path, host_bytes: int, is_reproducible: bool) -> Iterator[Runner]:
-    options = RunOptions(ctx_size=1024, threads=1, batch_size=128, ubatch_size=128)
+def open_small(
+    path: Path, host_bytes: int, is_reproducible: bool, n_ctx: int = 1024
+) -> Iterator[Runner]:
+    options = RunOptions(ctx_size=n_ctx, threads=1, batch_size=128, ubatch_size=128)
     if is_reproducible:
         options = reproducible.with_required_options(options)
     with open_runner(path, options, slots=1) as runner:
@@ -79,6 +81,50 @@ def values(answer: Answer) -> list[object]:
     return [(token.id, token.logprob) for token in answer.tokens] + list(answer.top_logprobs)
 
 
+@dataclass
+class Step:
+    """A turn of `play`: what it was, how many tokens its prompt adds, how many were computed, and
+    whether its logits are those of a fresh context (None: not compared).
+    """
+
+    kind: str
+    n_new: int
+    n_computed: int
+    is_equal: bool | None
+
+
+def play(runner: Runner, fresh: Runner | None, turns: int, n_prompt: int = 90) -> Iterator[Step]:
+    """Play turns of random tokens: continue, undo, edit, branch, and answer again. `fresh`: a runner
+    that computes every prompt from its start.
+    """
+    rng = random.Random(5)
+    vocabulary = runner.model.n_vocab
+    history: list[Turn] = []
+    for number in range(turns):
+        kind = rng.choice(["continue", "undo", "edit", "branch", "again"]) if number else "new"
+        new = tuple(rng.randrange(3, vocabulary) for _ in range(9))
+        if kind == "new":
+            turn, n_new = (
+                Turn(tuple(rng.randrange(3, vocabulary) for _ in range(n_prompt))),
+                n_prompt,
+            )
+        elif kind == "again":
+            turn, n_new = Turn(history[-1].prompt), 1
+        else:
+            back = {"continue": 1, "undo": 2, "edit": 2}.get(kind, rng.randint(1, number))
+            base = history[-min(back, len(history))]
+            # the last token of an answer is not computed before the text continues
+            turn, n_new = Turn(base.tokens + new), len(new) + 1
+        result = answer(runner, turn.prompt)
+        is_equal = None
+        if fresh is not None:
+            fresh.engine.ledger.evict_idle()
+            is_equal = values(result) == values(answer(fresh, turn.prompt))
+        yield Step(kind, n_new, result.prompt_tokens - result.cached_tokens, is_equal)
+        turn.answer = tuple(token.id for token in result.tokens)
+        history.append(turn)
+
+
 @pytest.mark.parametrize("is_reproducible", [True, False])
 def test_turns_compute_only_new_tokens(
     model_file: Path, is_reproducible: bool, monkeypatch: pytest.MonkeyPatch
@@ -86,38 +132,16 @@ def test_turns_compute_only_new_tokens(
     # a tiny model computes a token faster than its state is copied
     monkeypatch.setattr(offload, "is_worth_storing", lambda cost: True)
     monkeypatch.setattr(offload_store, "is_worth_restoring", lambda cost: True)
-    rng = random.Random(5)
     with (
         open_small(model_file, 256 << 20, is_reproducible) as runner,
         open_small(model_file, 0, is_reproducible) as fresh,
     ):
-        vocabulary = runner.model.n_vocab
-        turns = [Turn(tuple(rng.randrange(3, vocabulary) for _ in range(90)))]
-        history: list[Turn] = []
-        for number in range(TURNS):
-            kind = rng.choice(["continue", "undo", "edit", "branch", "again"]) if number else "new"
-            new = tuple(rng.randrange(3, vocabulary) for _ in range(9))
-            if kind == "again":
-                turn = Turn(history[-1].prompt)
-                expected = 1
-            elif kind == "new":
-                turn, expected = turns[0], 90
-            else:
-                back = {"continue": 1, "undo": 2, "edit": 2}.get(kind, rng.randint(1, number))
-                base = history[-min(back, len(history))]
-                # the last token of an answer is not computed before the text continues
-                turn, expected = Turn(base.tokens + new), len(new) + 1
-            result = answer(runner, turn.prompt)
-            computed = result.prompt_tokens - result.cached_tokens
+        for step in play(runner, fresh if is_reproducible else None, TURNS):
+            assert step.is_equal is not False, step
             # Without holes in its cells, a window that keeps all of them has no complete states,
             # and other branches are computed again.
-            if runner.context.has_complete_states or kind in ("continue", "again"):
-                assert computed <= expected, (number, kind, computed)
-            if is_reproducible:
-                fresh.engine.ledger.evict_idle()
-                assert values(result) == values(answer(fresh, turn.prompt)), (number, kind)
-            turn.answer = tuple(token.id for token in result.tokens)
-            history.append(turn)
+            if runner.context.has_complete_states or step.kind in ("continue", "again"):
+                assert step.n_computed <= step.n_new, step
         store = runner.engine.scheduler.offload_store
         assert store.nbytes <= store.max_bytes
         assert bool(store.nbytes) == runner.context.has_complete_states
