@@ -207,8 +207,10 @@ def open_speculation(
             else None
         )
         eagle = (
-            stack.enter_context(_open_eagle3(settings.model, header, context, placement))
-            if settings.model and settings.method == EAGLE3 and not options.reproducible
+            stack.enter_context(
+                _open_eagle3(settings.model, header, context, options.reproducible, placement)
+            )
+            if settings.model and settings.method == EAGLE3
             else None
         )
         cost = measure_pass_cost(context, output_rows)
@@ -237,6 +239,13 @@ def open_speculation(
         )
         speculation = Speculation(created, cost, max_rows, exact_rows, options.reproducible)
         yield speculation if created and _pays(cost, max_rows) else None
+
+
+def draft_file_options(draft: ModelHeader, context: ContextOptions) -> ContextOptions:
+    """Return the options of the context of a draft file, a model or an EAGLE-3 draft. `context`:
+    those of the model's context.
+    """
+    return (eagle_context_options if is_eagle3(draft) else draft_context_options)(context)
 
 
 def eagle_context_options(context: ContextOptions) -> ContextOptions:
@@ -283,18 +292,28 @@ def prediction_context_options(context: Context) -> ContextOptions:
 
 @contextmanager
 def _open_eagle3(
-    path: Path, header: ModelHeader, context: Context, placement: ModelPlacement
+    path: Path,
+    header: ModelHeader,
+    context: Context,
+    reproducible: bool,
+    placement: ModelPlacement,
 ) -> Iterator[EagleContext]:
     """Open the EAGLE-3 draft in the file `path`, which was checked by `for_draft_file`, for the
     model with this header and context. Yield its context.
+
+    Raises UserError with `reproducible` if the draft reads the state after the last layer: then
+    llama.cpp computes the last layer for more rows, which may change the last bits of the logits.
     """
     draft_header = read_header.read_header(path)
-    inputs = LayerInputs(
-        context,
-        read_layers(draft_header),
-        count_layers(header),
-        draft_header.get_int("target_hidden_size") or 0,
-    )
+    layers, n_layers = read_layers(draft_header), count_layers(header)
+    if reproducible and max(layers) == n_layers:
+        raise UserError(
+            f"--reproducible cannot draft with {path.name}, which reads the state after the last "
+            "layer",
+            hint="leave out --model-draft or --reproducible",
+        )
+    width = draft_header.get_int("target_hidden_size") or 0
+    inputs = LayerInputs(context, layers, n_layers, width)
     with (
         open_model(path, placement.for_draft().for_header(draft_header)) as model,
         open_eagle_context(model, inputs, eagle_context_options(context.options)) as eagle,

@@ -61,15 +61,19 @@ def read_layers(draft: ModelHeader) -> list[int]:
     return [number for number in value.read_values() if isinstance(number, int)]
 
 
-def require_eagle3_match(model: ModelHeader, draft: ModelHeader) -> None:
-    """Raise UserError if an EAGLE-3 draft is damaged, or was made for another model."""
+def require_eagle3_match(
+    model: ModelHeader, draft: ModelHeader, *, has_weights: bool = True
+) -> None:
+    """Raise UserError if an EAGLE-3 draft is damaged, or was made for another model. `has_weights`:
+    whether the file of the draft has more than its header.
+    """
     if model.architecture not in TARGET_ARCHITECTURES:
         raise UserError(
             f"llama.cpp gives no EAGLE-3 draft the layers of a model of architecture "
             f"{model.architecture}",
             hint="leave out --model-draft",
         )
-    if problem := next(_problems(draft), None):
+    if problem := next(_problems(draft, has_weights), None):
         raise UserError(
             f"{draft.path.name} would crash llama.cpp: {problem}",
             hint="fetch or convert the file again",
@@ -101,7 +105,7 @@ def _differences(model: ModelHeader, draft: ModelHeader) -> Iterator[str]:
             yield f"it has no {words}, and a width of {own_width} instead of {width}"
 
 
-def _problems(draft: ModelHeader) -> Iterator[str]:
+def _problems(draft: ModelHeader, has_weights: bool) -> Iterator[str]:
     """Yield what llama.cpp would abort at."""
     layers = read_layers(draft)
     if len(layers) != N_LAYERS_READ or min(layers) < 0:
@@ -116,19 +120,20 @@ def _problems(draft: ModelHeader) -> Iterator[str]:
     embeddings = tensors.get("token_embd.weight")
     if embeddings and embeddings.rows < n_vocab:
         yield f"it has embeddings of {embeddings.rows} tokens instead of {n_vocab}"
-    if tokens_of_rows := tensors.get("d2t"):
-        yield from _token_map_problems(tokens_of_rows, n_vocab)
-        if "output.weight" not in tensors and tokens_of_rows.elements != n_vocab:
-            yield f"d2t has {tokens_of_rows.elements} tokens instead of {n_vocab}"
+    if token_map := tensors.get("d2t"):
+        n_rows = token_map.elements
+        if token_map.type != "I64" or len(token_map.shape) != 1:
+            yield f"d2t is stored as {token_map.type} in {len(token_map.shape)} dimensions"
+        elif has_weights:
+            yield from _token_map_problems(token_map, n_vocab)
+        if "output.weight" not in tensors and n_rows != n_vocab:
+            yield f"d2t has {n_rows} tokens instead of {n_vocab}"
 
 
 def _token_map_problems(tensor: TensorInfo, n_vocab: int) -> Iterator[str]:
     """Yield the problems with d2t, which has the token of each row of the output."""
     import numpy as np
 
-    if tensor.type != "I64" or len(tensor.shape) != 1:
-        yield f"d2t is stored as {tensor.type} in {len(tensor.shape)} dimensions"
-        return
     tokens = np.fromfile(tensor.file, "<i8", tensor.elements, offset=tensor.offset)
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:
         yield f"d2t names tokens outside the vocabulary of {n_vocab}"

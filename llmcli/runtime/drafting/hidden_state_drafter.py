@@ -54,8 +54,8 @@ class HiddenStateDrafter:
         target.on_computed = self.observe
 
     def read_states(self, count: int) -> States:
-        """Return what the layers need of the first `count` rows of the model's last pass,
-        `[count, numbers]`. It is valid until the next pass.
+        """Return a copy of what the layers need of the first `count` rows of the model's last pass,
+        `[count, numbers]`.
         """
         raise NotImplementedError
 
@@ -102,7 +102,7 @@ class HiddenStateDrafter:
         keep = position - self.first
         del self.tokens[keep:], self.states[keep:]
         self.tokens += rows.tokens
-        self.states += list(states.copy())
+        self.states += list(states)
         if len(self.tokens) > MAX_PENDING_ROWS:
             self.catch_up(len(self.tokens))
 

@@ -29,7 +29,7 @@ class PredictionDrafter(HiddenStateDrafter):
 
     def read_states(self, count: int) -> States:
         """Return the hidden states of the first `count` rows of the model's last pass."""
-        return read_states(self.target, count)
+        return read_states(self.target, count).copy()
 
 
 DRAFTERS = (PredictionDrafter,)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmcli.errors import UserError
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.base import Draft

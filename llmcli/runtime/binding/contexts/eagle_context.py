@@ -51,16 +51,16 @@ class LayerInputs:
 
     def enable(self) -> None:
         """Make the context keep these inputs for all rows of a pass."""
-        function = _extension(contract.SET_LAYER_INPUT)
-        function.argtypes, function.restype = (
-            [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool],
-            None,
-        )
-        for layer in self.layers:
-            if layer < self.n_layers:
-                function(self.context.pointer, layer, True)
-            else:
-                enable_states(self.context.pointer, only_outputs=False)
+        pointer = self.context.pointer
+        for layer in set(self.layers):
+            self.context.state_bytes += 4 * self.width * lib().llama_n_batch(pointer)
+            if layer == self.n_layers:
+                enable_states(pointer, only_outputs=False)
+                continue
+            function = _extension(contract.SET_LAYER_INPUT)
+            function.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
+            function.restype = None
+            function(pointer, layer, True)
 
     def read(self, count: int) -> States:
         """Return the inputs of the first `count` rows of the last pass, of shape
