@@ -135,13 +135,13 @@ def eagle3(
     with_output: bool = True,
     norm_before_fc: bool = False,
     seed: int = 5,
-    add_vocabulary: Any = None,
+    target: Path | None = None,
 ) -> Path:
     """Write a random EAGLE-3 draft, and return `path`.
 
     `draft_tokens`: d2t, the token of each row of the output; None for no such map. `with_embeddings`,
-    `with_output`: whether the file has these weights, or uses those of the target. `add_vocabulary`:
-    a function that adds the vocabulary to a writer.
+    `with_output`: whether the file has these weights, or uses those of the target. `target`: a file
+    with `vocab` tokens, whose vocabulary the draft gets.
     """
     writer = gguf.GGUFWriter(path, "eagle3")
     writer.add_context_length(64)
@@ -156,7 +156,10 @@ def eagle3(
     writer.add_array("eagle3.target_layers", list(target_layers))
     writer.add_uint32("eagle3.target_hidden_size", target_hidden)
     writer.add_bool("eagle3.norm_before_fc", norm_before_fc)
-    (add_vocabulary or (lambda writer: vocabulary(writer, vocab)))(writer)
+    if target:
+        copy_vocabulary(writer, target)
+    else:
+        vocabulary(writer, vocab)
     n_inputs, rows = len(target_layers) * target_hidden, vocab
     if draft_tokens is not None:
         rows = len(draft_tokens)
@@ -209,6 +212,14 @@ def vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+
+
+def copy_vocabulary(writer: gguf.GGUFWriter, path: Path) -> None:
+    """Add the vocabulary of another GGUF file."""
+    for name, field in gguf.GGUFReader(path).fields.items():
+        if name.startswith("tokenizer.ggml."):
+            sub_type = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type)
 
 
 def byte_level(writer: gguf.GGUFWriter, size: int) -> None:

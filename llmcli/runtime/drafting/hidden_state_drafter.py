@@ -103,8 +103,15 @@ class HiddenStateDrafter:
         del self.tokens[keep:], self.states[keep:]
         self.tokens += rows.tokens
         self.states += list(states)
-        if len(self.tokens) > MAX_PENDING_ROWS:
+        if len(self.tokens) <= MAX_PENDING_ROWS:
+            return
+        # The pass of the model is complete, whatever happens here.
+        try:
             self.catch_up(len(self.tokens))
+        except Aborted:
+            self.context.cut(self.first)  # the other rows stay pending
+        except (NoSlot, UserError):
+            self._begin(-1, 0)
 
     def _begin(self, sequence: int, position: int) -> None:
         """Forget the text, and start at a position of a sequence."""

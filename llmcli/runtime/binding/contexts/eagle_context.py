@@ -26,7 +26,7 @@ from llmcli.runtime.binding.contexts.prediction_context import (
     enable_states,
     read_states,
 )
-from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.library import ggml, last_log_lines, lib, reset_log
 from llmcli.runtime.binding.rows.batch import InputBatch
 
 # Rows of a pass. The graph of the decoder computes the logits of every row, and the encoder reserves
@@ -115,7 +115,7 @@ class EagleContext(PredictionContext):
 
 def can_read_layer_inputs() -> bool:
     """Return whether this build of llama.cpp can give the inputs of layers."""
-    library = lib()._lib
+    library = ggml()
     return all(
         contract.optional_function(library, symbol) is not None
         for symbol in (contract.SET_LAYER_INPUT, contract.GET_LAYER_INPUT)
@@ -124,6 +124,6 @@ def can_read_layer_inputs() -> bool:
 
 def _extension(symbol: contract.OptionalSymbol) -> Any:
     """Return a function of llama-ext.h, which must exist."""
-    function = contract.optional_function(lib()._lib, symbol)
+    function = contract.optional_function(ggml(), symbol)
     assert function is not None, symbol.name
     return function
