@@ -114,6 +114,11 @@ class DraftSettings:
                 f"--draft {self.method}: {self.model.name} is an EAGLE-3 draft, not a model",
                 hint="--draft eagle3",
             )
+        if self.ngram == "on":
+            raise UserError(
+                f"--draft eagle3, for which {self.model.name} is, does not use --ngram-draft",
+                hint="leave out --ngram-draft or --model-draft",
+            )
         load_checks.check_loadable(draft, is_draft=True)
         require_eagle3_match(model, draft)
         if not can_read_layer_inputs():
@@ -216,6 +221,9 @@ def open_speculation(
         cost = measure_pass_cost(context, output_rows)
         exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(placement)) else 0
         max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
+        if not _pays(cost, max_rows):
+            yield None  # and no drafter observes the passes
+            return
         uses_ngrams = settings.method in ("auto", "ngram") and (
             settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0)
         )
@@ -238,7 +246,7 @@ def open_speculation(
             drafter for drafter_type in drafter_types if (drafter := drafter_type.create(resources))
         )
         speculation = Speculation(created, cost, max_rows, exact_rows, options.reproducible)
-        yield speculation if created and _pays(cost, max_rows) else None
+        yield speculation if created else None
 
 
 def draft_file_options(draft: ModelHeader, context: ContextOptions) -> ContextOptions:
