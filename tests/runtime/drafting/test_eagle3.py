@@ -226,7 +226,7 @@ def test_an_interrupted_draft_is_empty_and_the_answer_goes_on(
     with open_small(target, NO_DRAFTING) as plain:
         expected = ids(answer(plain))
     with open_small(target, DraftSettings(model=small_draft)) as runner:
-        drafter = always_drafts(runner, monkeypatch)
+        always_drafts(runner, monkeypatch)
         compute, n_calls = getattr(EagleContext, method), 0
 
         def interrupt_some(self: EagleContext, *arguments: Any) -> Any:
@@ -240,8 +240,7 @@ def test_an_interrupted_draft_is_empty_and_the_answer_goes_on(
         found = answer(runner)
         assert ids(found) == expected
         assert found.n_drafted
-        monkeypatch.undo()
-        assert drafter.context.last_position(0) < len(PROMPT) + len(expected)
+        assert n_calls > 12
 
 
 def test_a_request_that_is_cancelled_inside_a_draft_leaves_the_drafter_usable(
