@@ -256,6 +256,16 @@ def draft_file_options(draft: ModelHeader, context: ContextOptions) -> ContextOp
     return (eagle_context_options if is_eagle3(draft) else draft_context_options)(context)
 
 
+def layer_input_bytes(draft: ModelHeader, context: ContextOptions) -> int:
+    """Return the bytes that a model's context keeps for a draft file besides its logits: the inputs
+    of layers for an EAGLE-3 draft. `context`: the options of that context.
+    """
+    if not is_eagle3(draft):
+        return 0
+    width = draft.get_int("target_hidden_size") or 0
+    return 4 * width * len(set(read_layers(draft))) * context.n_batch
+
+
 def eagle_context_options(context: ContextOptions) -> ContextOptions:
     """Return the options of the context of an EAGLE-3 draft. `context`: those of the model's
     context, which has the same length.

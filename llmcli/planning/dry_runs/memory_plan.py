@@ -23,7 +23,7 @@ from llmcli.runtime.binding.placement.devices import HOST_DEVICE, BufferType
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.trials.dry_run import DryRun, dry_run
-from llmcli.runtime.draft_settings import draft_file_options
+from llmcli.runtime.draft_settings import draft_file_options, layer_input_bytes
 from quant.model_file.model_header import ModelHeader
 
 # cache types for which `llmcli plan` prints the largest context
@@ -289,8 +289,10 @@ class Planner:
         """
         if self._draft_planner is None:
             return ()
-        planner = self._draft_planner
-        return planner.device_memory(draft_file_options(planner.header, options))
+        draft = self._draft_planner
+        host_share, *others = draft.device_memory(draft_file_options(draft.header, options))
+        output = host_share.output + layer_input_bytes(draft.header, options)
+        return replace(host_share, output=output), *others
 
     def supports_cache_type(self, cache_type: str) -> bool:
         """Return whether K and V of this model can both have this type. Quantized types need heads

@@ -2,6 +2,7 @@
 paper's equations, and files that llama.cpp would abort at are refused.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -445,6 +446,9 @@ def test_a_draft_file_alone_means_draft_eagle3(
     assert done.code == 0, done.err
     plain = llmcli("run", str(target), *words[3:], "-p", "hi", "-n", "4", "--raw", "--temp", "0")
     assert done.out == plain.out
-    planned = llmcli("plan", *words)
+    planned = llmcli("plan", *words, "--json")
     assert planned.code == 0, planned.err
-    assert "the draft model takes" in planned.out + planned.err
+    file_bytes = small_draft.stat().st_size
+    inputs_bytes = 4 * 3 * 64 * 2048  # of three layers for the rows of a batch
+    draft_bytes = json.loads(planned.out)["draft_bytes"]
+    assert inputs_bytes + 0.9 * file_bytes < draft_bytes < inputs_bytes + file_bytes + (8 << 20)
