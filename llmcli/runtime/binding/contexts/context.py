@@ -73,7 +73,7 @@ class Context:
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
         # of the hidden states that llama.cpp keeps of the rows of a pass
-        self.state_bytes = 4 * model.n_embd * self.n_batch * options.outputs_states
+        self.state_bytes: int = 4 * model.n_embd * self.n_batch * options.outputs_states
         self.n_seq_max = options.n_seq_max
         self.n_outputs = max(options.n_outputs, options.n_sequences)
         self.can_append, self._max_outputs = options.can_append, options.n_sequences
