@@ -27,7 +27,7 @@ from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.compute_thread import open_on_compute_thread
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
-from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
+from llmcli.runtime.drafting.eagle3_match import EAGLE3
 from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.text.chat_template import ChatTemplate
@@ -232,8 +232,7 @@ class ModelSwitcher:
         """Return the settings of speculative decoding, after preparing the draft model if there is
         one. Samples and beams are generated without drafts.
 
-        Raises UserError if the draft model has another vocabulary than `model`, before either is
-        loaded. Its hint is the draft model that the catalog names.
+        Raises UserError if the draft model cannot draft for `model`, before either is loaded. Its hint is the draft model that the catalog names.
         """
         flags = self.run_flags
         if flags.samples > 1 or flags.search.beams > 1 or flags.draft == "off":
@@ -244,9 +243,10 @@ class ModelSwitcher:
         with allow_interrupts():
             draft = prepare_model(flags.model_draft, None, self.config, self.ui)
         suggestion = model.entry.draft if model.entry else ""
-        require_same_vocabulary(header, read_header(draft.path), suggestion)
-        rehearse_file(draft.path, self.config, self.ui)
-        return DraftSettings(ngram, draft.path, flags.draft)
+        settings = DraftSettings(ngram, draft.path, flags.draft).for_draft_file(header, suggestion)
+        if settings.method != EAGLE3:  # which computes nothing without the model
+            rehearse_file(draft.path, self.config, self.ui)
+        return settings
 
 
 def format_layers(count: int) -> str:

@@ -22,6 +22,7 @@ from llmcli.planning.prediction import upper_bound
 from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.model import AllocationError
+from llmcli.runtime.draft_settings import layer_input_bytes
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
@@ -179,9 +180,9 @@ def _surely_fits(plan: RunPlan) -> bool:
     """
     draft_bytes = 0
     if plan.drafting.model:
-        draft_bytes = upper_bound.upper_bound_bytes(
-            read_header.read_header(plan.drafting.model), plan.draft_context
-        )
+        draft = read_header.read_header(plan.drafting.model)
+        draft_bytes = upper_bound.upper_bound_bytes(draft, plan.draft_context)
+        draft_bytes += layer_input_bytes(draft, plan.context)
     needed = upper_bound.upper_bound_bytes(plan.header, plan.context) + PROCESS_BYTES + draft_bytes
     addresses = memory_limits.address_free_bytes()
     threads = max(plan.context.n_threads, plan.context.n_threads_batch)

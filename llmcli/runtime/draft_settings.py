@@ -10,13 +10,23 @@ almost equally likely. A method that is named accepts that.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
-from llmcli.runtime.binding.contexts.open_context import open_context, open_prediction_context
+from llmcli.runtime.binding.contexts.eagle_context import (
+    MAX_ROWS,
+    EagleContext,
+    LayerInputs,
+    can_read_layer_inputs,
+)
+from llmcli.runtime.binding.contexts.open_context import (
+    open_context,
+    open_eagle_context,
+    open_prediction_context,
+)
 from llmcli.runtime.binding.contexts.prediction_context import (
     ARCHITECTURES as PREDICTING_ARCHITECTURES,
 )
@@ -28,6 +38,13 @@ from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.base import DrafterResources
 from llmcli.runtime.drafting.draft_length import MIN_GAIN
 from llmcli.runtime.drafting.draft_model import CHUNK_TOKENS
+from llmcli.runtime.drafting.eagle3_match import (
+    EAGLE3,
+    count_layers,
+    is_eagle3,
+    read_layers,
+    require_eagle3_match,
+)
 from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS, PASS_ROWS, PassCost, measure_pass_cost
 from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.requests.request import RunOptions
@@ -36,7 +53,7 @@ from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
 
 NGRAM_DRAFT_MODES = ("auto", "on", "off")
-METHODS = ("auto", "off", "ngram", "pool", "lookahead", "model", "mtp")  # of --draft
+METHODS = ("auto", "off", "ngram", "pool", "lookahead", "model", "mtp", "eagle3")  # of --draft
 MIN_DRAFT_ROWS = PASS_ROWS[0]  # tokens of the shortest pass that checks a draft
 FLOAT_TYPES = ("f32", "f16", "bf16")
 
@@ -46,7 +63,7 @@ class DraftSettings:
     """The user's settings of speculative decoding."""
 
     ngram: str = "auto"  # one of NGRAM_DRAFT_MODES: whether to guess from repetitions in the text
-    model: Path | None = None  # the GGUF file of a draft model
+    model: Path | None = None  # the GGUF file of a draft model, or of an EAGLE-3 draft
     method: str = "auto"  # one of METHODS; all but "auto" use no other method
 
     @property
@@ -71,6 +88,47 @@ class DraftSettings:
         is_exact = _can_be_exact(options, uses_gpu) and not options.reproducible
         return has_layers and self.method == "auto" and self.ngram != "off" and is_exact
 
+    def for_draft_file(self, model: ModelHeader, suggestion: str = "") -> "DraftSettings":
+        """Return the settings with the method that the draft file is for: an EAGLE-3 draft means
+        --draft eagle3. `suggestion`: the name of a model that can draft, for the hint.
+
+        Raises UserError if the file cannot draft for `model` with the method that the user has
+        named.
+        """
+        if self.model is None:
+            if self.method == EAGLE3:
+                raise UserError(NO_EAGLE3_FILE, hint=EAGLE3_HINT)
+            return self
+        draft = read_header.read_header(self.model)
+        if not is_eagle3(draft):
+            if self.method == EAGLE3:
+                raise UserError(
+                    f"--draft eagle3: {self.model.name} is a model of architecture "
+                    f"{draft.architecture}, not an EAGLE-3 draft",
+                    hint="--draft model, or name an EAGLE-3 draft with -md REF",
+                )
+            load_checks.check_loadable(draft)
+            require_same_vocabulary(model, draft, suggestion)
+            return self
+        if self.method not in ("auto", EAGLE3):
+            raise UserError(
+                f"--draft {self.method}: {self.model.name} is an EAGLE-3 draft, not a model",
+                hint="--draft eagle3",
+            )
+        if self.ngram == "on":
+            raise UserError(
+                f"--draft eagle3, for which {self.model.name} is, does not use --ngram-draft",
+                hint="leave out --ngram-draft or --model-draft",
+            )
+        load_checks.check_loadable(draft, is_draft=True)
+        require_eagle3_match(model, draft)
+        if not can_read_layer_inputs():
+            raise UserError(
+                "--draft eagle3: this build of llama.cpp does not give the inputs of layers",
+                hint="leave out --model-draft",
+            )
+        return replace(self, method=EAGLE3)
+
     def max_outputs(self, options: RunOptions, uses_gpu: bool) -> int:
         """Return how many rows of logits a pass of one sequence may need. It is 1 when nothing can
         be drafted with these options.
@@ -82,6 +140,10 @@ class DraftSettings:
         )
 
 
+NO_EAGLE3_FILE, EAGLE3_HINT = (
+    "--draft eagle3 needs an EAGLE-3 draft of the model",
+    "name it with -md REF",
+)
 DEFAULT_DRAFTING, NO_DRAFTING = DraftSettings(), DraftSettings("off")
 
 
@@ -137,8 +199,8 @@ def open_speculation(
     be empty. Yield None when drafting is off or cannot save time.
 
     A draft model is opened with the same `options` and on the same devices as the model. It is
-    closed after the `with` block. Raises UserError when the draft model has another vocabulary or a
-    recurrent state.
+    closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
+    UserError when the draft model has a recurrent state.
     """
     output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
     if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS:
@@ -146,15 +208,23 @@ def open_speculation(
         return
     with ExitStack() as stack:
         draft = (
+            stack.enter_context(_open_draft_model(settings.model, context, options, placement))
+            if settings.model and settings.method != EAGLE3
+            else None
+        )
+        eagle = (
             stack.enter_context(
-                _open_draft_model(settings.model, header, context, options, placement)
+                _open_eagle3(settings.model, header, context, options.reproducible, placement)
             )
-            if settings.model
+            if settings.model and settings.method == EAGLE3
             else None
         )
         cost = measure_pass_cost(context, output_rows)
         exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(placement)) else 0
         max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
+        if not _pays(cost, max_rows):
+            yield None  # and no drafter observes the passes
+            return
         uses_ngrams = settings.method in ("auto", "ngram") and (
             settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0)
         )
@@ -172,17 +242,40 @@ def open_speculation(
             (context, prediction) if prediction else None,
             settings.method == "pool" or (settings.method == "auto" and uses_ngrams),
             settings.method == "lookahead",
+            eagle,
         )
         drafter_types = sorted(drafters().values(), key=lambda drafter_type: drafter_type.order)
         created = tuple(
             drafter for drafter_type in drafter_types if (drafter := drafter_type.create(resources))
         )
         speculation = Speculation(created, cost, max_rows, exact_rows, options.reproducible)
-        if not created or not _pays(cost, max_rows):
-            context.on_computed = None  # a drafter that is not used need not follow the passes
-            yield None
-            return
-        yield speculation
+        yield speculation if created else None
+
+
+def draft_file_options(draft: ModelHeader, context: ContextOptions) -> ContextOptions:
+    """Return the options of the context of a draft file, a model or an EAGLE-3 draft. `context`:
+    those of the model's context.
+    """
+    return (eagle_context_options if is_eagle3(draft) else draft_context_options)(context)
+
+
+def layer_input_bytes(draft: ModelHeader, context: ContextOptions) -> int:
+    """Return the bytes that a model's context keeps for a draft file besides its logits: the inputs
+    of layers for an EAGLE-3 draft. `context`: the options of that context.
+    """
+    if not is_eagle3(draft):
+        return 0
+    width = draft.get_int("target_hidden_size") or 0
+    return 4 * width * len(set(read_layers(draft))) * context.n_batch
+
+
+def eagle_context_options(context: ContextOptions) -> ContextOptions:
+    """Return the options of the context of an EAGLE-3 draft. `context`: those of the model's
+    context, which has the same length.
+    """
+    return replace(
+        draft_context_options(context), n_batch=MAX_ROWS, n_ubatch=MAX_ROWS, n_outputs=MAX_ROWS
+    )
 
 
 def draft_context_options(context: ContextOptions) -> ContextOptions:
@@ -204,21 +297,47 @@ def draft_context_options(context: ContextOptions) -> ContextOptions:
 
 
 @contextmanager
-def _open_draft_model(
+def _open_eagle3(
     path: Path,
     header: ModelHeader,
     context: Context,
-    options: RunOptions,
+    reproducible: bool,
     placement: ModelPlacement,
-) -> Iterator[tuple[Context, PassCost]]:
-    """Open the draft model in the file `path`. Yield its context and the measured cost of its
-    passes. The other arguments are those of the model that it drafts for.
+) -> Iterator[EagleContext]:
+    """Open the EAGLE-3 draft in the file `path`, which was checked by `for_draft_file`, for the
+    model with this header and context. Yield its context.
 
-    Raises UserError when the draft model has another vocabulary or a recurrent state.
+    Raises UserError with `reproducible` if the draft reads the state after the last layer: then
+    llama.cpp computes the last layer for more rows, which may change the last bits of the logits.
     """
     draft_header = read_header.read_header(path)
-    load_checks.check_loadable(draft_header)
-    require_same_vocabulary(header, draft_header)
+    layers, n_layers = read_layers(draft_header), count_layers(header)
+    if reproducible and max(layers) == n_layers:
+        raise UserError(
+            f"--reproducible cannot draft with {path.name}, which reads the state after the last "
+            "layer",
+            hint="leave out --model-draft or --reproducible",
+        )
+    width = draft_header.get_int("target_hidden_size") or 0
+    inputs = LayerInputs(context, layers, n_layers, width)
+    with (
+        open_model(path, placement.for_draft().for_header(draft_header)) as model,
+        open_eagle_context(model, inputs, eagle_context_options(context.options)) as eagle,
+    ):
+        yield eagle
+
+
+@contextmanager
+def _open_draft_model(
+    path: Path, context: Context, options: RunOptions, placement: ModelPlacement
+) -> Iterator[tuple[Context, PassCost]]:
+    """Open the draft model in the file `path`, which was checked by `for_draft_file`. Yield its
+    context and the measured cost of its passes. The other arguments are those of the model that it
+    drafts for.
+
+    Raises UserError when the draft model has a recurrent state.
+    """
+    draft_header = read_header.read_header(path)
     assert options.threads
     main_options = ContextOptions(
         context.n_ctx,

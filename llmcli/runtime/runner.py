@@ -555,10 +555,10 @@ def open_runner(
     writes by diffusion, and for an embedding model if `needs_text`.
     """
     start_time = time.perf_counter()
-    requested_drafting = drafting
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
+    requested_drafting = drafting = drafting.for_draft_file(header)
     if options.reproducible:
         reproducible.check_model(header)
         # With several sequences, the cells of rejected drafts would be reused by another sequence,

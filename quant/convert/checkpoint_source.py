@@ -282,6 +282,12 @@ def _config(folder: CheckpointFolder) -> CheckpointConfig:
         raise adapter_error(path) or UserError(
             f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file"
         )
+    if "draft_vocab_size" in folder.read_json("config.json"):
+        raise UserError(
+            f"{path} is an EAGLE-3 draft: converting it takes the checkpoint of its model, too, "
+            "which llmcli does not read",
+            hint="pull a GGUF of this draft, and use it with llmcli chat REF -md FILE",
+        )
     values = folder.read_json("config.json") | {
         POOLING_FILE: folder.read_optional_json(POOLING_FILE)
     }

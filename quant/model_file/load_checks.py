@@ -212,6 +212,8 @@ TOKENIZERS_WITHOUT_EOS = frozenset({"bert", "rwkv", "gemma4"})
 # general.type of the files of llama-imatrix, and of our files of second moments.
 IMATRIX_TYPE, MOMENTS_TYPE = "imatrix", "llmcli.moments"
 # general.type -> the flag of `quantize` that takes a file of this type.
+# Files that cannot write text without the model for which they draft tokens
+DRAFT_ARCHITECTURES = frozenset({"eagle3"})
 STATISTICS_FLAGS = {IMATRIX_TYPE: "--imatrix", MOMENTS_TYPE: "--moments"}
 PRE_TOKENIZERS_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
@@ -236,11 +238,18 @@ def require_model(header: "ModelHeader") -> None:
         )
 
 
-def check_loadable(header: "ModelHeader") -> None:
+def check_loadable(header: "ModelHeader", *, is_draft: bool = False) -> None:
     """Raise UserError if a file is not a model, or if loading it would crash llama.cpp. The message
-    lists the first three reasons.
+    lists the first three reasons. `is_draft`: whether the file is loaded to draft tokens for another
+    model, for which it need not be a model of its own.
     """
     require_model(header)
+    if header.architecture in DRAFT_ARCHITECTURES and not is_draft:
+        raise UserError(
+            f"{header.path.name} only drafts tokens for the model that it was trained on "
+            f"(architecture {header.architecture})",
+            hint=f"name that model: llmcli chat REF -md '{header.path}'",
+        )
     problems = [
         *_layout_problems(header),
         *_layer_problems(header),

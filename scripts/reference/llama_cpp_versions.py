@@ -64,6 +64,12 @@ DECLARATIONS = {
         "const std::vector<std::pair<std::string, ggml_tensor *>> & "
         "llama_internal_get_tensor_map(const llama_model * model)"
     ),
+    contract.SET_LAYER_INPUT: (
+        "void llama_set_embeddings_layer_inp(struct llama_context * ctx, uint32_t lid, bool value)"
+    ),
+    contract.GET_LAYER_INPUT: (
+        "float * llama_get_embeddings_layer_inp(struct llama_context * ctx, uint32_t lid)"
+    ),
     contract.GGML_VERSION: "const char * ggml_version(void)",
     contract.SOFT_MAX: "ggml_float ggml_vec_soft_max_f32(const int n, float * y, const float * x, float max)",
 }

@@ -122,6 +122,80 @@ def mamba(path: Path, hidden: int = 32, layers: int = 2) -> Path:
     return path
 
 
+def eagle3(
+    path: Path,
+    *,
+    hidden: int = 64,
+    target_hidden: int = 64,
+    target_layers: tuple[int, ...] = (1, 3, 5),
+    vocab: int = 300,
+    draft_tokens: Any = None,
+    n_layers: int = 1,
+    with_embeddings: bool = False,
+    with_output: bool = True,
+    norm_before_fc: bool = False,
+    seed: int = 5,
+    target: Path | None = None,
+) -> Path:
+    """Write a random EAGLE-3 draft, and return `path`.
+
+    `draft_tokens`: d2t, the token of each row of the output; None for no such map. `with_embeddings`,
+    `with_output`: whether the file has these weights, or uses those of the target. `target`: a file
+    with `vocab` tokens, whose vocabulary the draft gets.
+    """
+    writer = gguf.GGUFWriter(path, "eagle3")
+    writer.add_context_length(64)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(n_layers)
+    writer.add_feed_forward_length(2 * hidden)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_dimension_count(hidden // 4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(0)
+    writer.add_array("eagle3.target_layers", list(target_layers))
+    writer.add_uint32("eagle3.target_hidden_size", target_hidden)
+    writer.add_bool("eagle3.norm_before_fc", norm_before_fc)
+    if target:
+        copy_vocabulary(writer, target)
+    else:
+        vocabulary(writer, vocab)
+    n_inputs, rows = len(target_layers) * target_hidden, vocab
+    if draft_tokens is not None:
+        rows = len(draft_tokens)
+        writer.add_tensor("d2t", np.asarray(draft_tokens, np.int64))
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, n_inputs),
+        "output_norm.weight": (hidden,),
+        "blk.0.attn_norm.weight": (hidden,),
+        "blk.0.attn_norm_2.weight": (hidden,),
+        "blk.0.attn_q.weight": (hidden, 2 * hidden),
+        "blk.0.attn_k.weight": (hidden // 2, 2 * hidden),
+        "blk.0.attn_v.weight": (hidden // 2, 2 * hidden),
+        "blk.0.attn_output.weight": (hidden, hidden),
+        "blk.0.ffn_norm.weight": (hidden,),
+        "blk.0.ffn_gate.weight": (2 * hidden, hidden),
+        "blk.0.ffn_up.weight": (2 * hidden, hidden),
+        "blk.0.ffn_down.weight": (hidden, 2 * hidden),
+    }
+    if with_embeddings:
+        shapes["token_embd.weight"] = (vocab, hidden)
+    if with_output:
+        shapes["output.weight"] = (rows, hidden)
+    if norm_before_fc:
+        shapes["enc.output_norm.weight"] = (n_inputs,)
+    random = np.random.default_rng(seed)
+    for name, shape in shapes.items():
+        norm = "norm" in name
+        values = random.normal(1.0 if norm else 0.0, 0.2 if norm else 0.1, shape)
+        writer.add_tensor(name, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     """Add a SentencePiece vocabulary: three special tokens, all bytes, and invented words."""
     tokens = [
@@ -138,6 +212,14 @@ def vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+
+
+def copy_vocabulary(writer: gguf.GGUFWriter, path: Path) -> None:
+    """Add the vocabulary of another GGUF file."""
+    for name, field in gguf.GGUFReader(path).fields.items():
+        if name.startswith("tokenizer.ggml."):
+            sub_type = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type)
 
 
 def byte_level(writer: gguf.GGUFWriter, size: int) -> None:

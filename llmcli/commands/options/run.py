@@ -245,15 +245,16 @@ DRAFT_FLAGS = (
         ("--draft",),
         str,
         "draft tokens with this method only: ngram (repetitions in the text), pool (earlier "
-        "answers), lookahead (the model's parallel predictions), model (-md), mtp (the model's own prediction layers); off: never [auto: what "
-        "saves time]",
+        "answers), lookahead (the model's parallel predictions), model (-md), mtp (the model's own "
+        "prediction layers), eagle3 (-md); off: never [auto: what saves time]",
         "METHOD",
     ),
     Flag(
         "model_draft",
         ("-md", "--model-draft"),
         str,
-        "draft tokens with a smaller model that has the same vocabulary",
+        "draft tokens with a smaller model that has the same vocabulary, or with the model's EAGLE-3 "
+        "draft",
         "REF",
     ),
     Flag(
@@ -467,6 +468,7 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--draft ngram": lambda flags: flags.draft == "ngram",
     "--draft mtp": lambda flags: flags.draft == "mtp",
     "--draft model": lambda flags: flags.draft == "model",
+    "--draft eagle3": lambda flags: flags.draft == "eagle3",
     "--ngram-draft off": lambda flags: flags.ngram_draft == "off",
     "--model-draft": lambda flags: flags.model_draft not in (None, "auto", "off"),
     "--ngram-draft": lambda flags: flags.ngram_draft not in ("auto", "off"),
@@ -499,6 +501,7 @@ CONFLICTS = (
             ("ngram", "--model-draft"),
             ("ngram", "--ngram-draft off"),
             ("model", "--ngram-draft"),
+            ("eagle3", "--ngram-draft"),
         )
     ),
     Conflict(
@@ -537,7 +540,12 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     override. Raises UserError, or UsageError for options that cannot be combined.
     """
     from llmcli.commands.options.constraint import take_constraint
-    from llmcli.runtime.draft_settings import parse_method, parse_ngram_draft
+    from llmcli.runtime.draft_settings import (
+        EAGLE3_HINT,
+        NO_EAGLE3_FILE,
+        parse_method,
+        parse_ngram_draft,
+    )
     from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.sampling import default_sampling, sampling_settings
 
@@ -561,6 +569,8 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     check_conflicts(flags)
     if flags.draft == "model" and flags.model_draft is None:
         raise UsageError("--draft model needs a draft model", hint="name it with -md REF")
+    if flags.draft == "eagle3" and flags.model_draft is None:
+        raise UsageError(NO_EAGLE3_FILE, hint=EAGLE3_HINT)
     return flags
 
 

@@ -231,7 +231,8 @@ def _with_draft(
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.planning.dry_runs.memory_plan import open_memory_planner
-    from llmcli.runtime.draft_settings import draft_context_options
+    from llmcli.runtime.draft_settings import draft_file_options
+    from llmcli.runtime.drafting.eagle3_match import is_eagle3, require_eagle3_match
     from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
     from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
     from quant.model_file import load_checks, read_header
@@ -241,13 +242,20 @@ def _with_draft(
         return
     with planned_file(draft_ref, None, config, ui) as subject:
         draft_header = read_header.read_header(subject.path)
-        load_checks.check_loadable(draft_header)
-        entry = resolve_ref(ref, config).entry
-        require_same_vocabulary(header, draft_header, entry.draft if entry else "")
-        rehearse_model(draft_header, config, ui, computes=False)
+        is_draft = is_eagle3(draft_header)
+        load_checks.check_loadable(draft_header, is_draft=is_draft)
+        if is_draft:
+            require_eagle3_match(header, draft_header, has_weights=not subject.unloadable_reason)
+        else:
+            entry = resolve_ref(ref, config).entry
+            require_same_vocabulary(header, draft_header, entry.draft if entry else "")
+            rehearse_model(draft_header, config, ui, computes=False)
         context = replace(context, n_outputs=MAX_PASS_ROWS)
         with open_memory_planner(
-            draft_header, draft_context_options(context), placement.for_draft()
+            draft_header,
+            draft_file_options(draft_header, context),
+            placement.for_draft(),
+            target=header.path if is_draft else None,
         ) as open_planner:
             yield context, open_planner
 

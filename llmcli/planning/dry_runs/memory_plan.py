@@ -9,6 +9,7 @@ of this process during the dry run. A size of None means that it is unknown.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.hardware import host
@@ -22,7 +23,7 @@ from llmcli.runtime.binding.placement.devices import HOST_DEVICE, BufferType
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.trials.dry_run import DryRun, dry_run
-from llmcli.runtime.draft_settings import draft_context_options
+from llmcli.runtime.draft_settings import draft_file_options, layer_input_bytes
 from quant.model_file.model_header import ModelHeader
 
 # cache types for which `llmcli plan` prints the largest context
@@ -185,7 +186,7 @@ class Planner:
         draft model, whose memory is added to each plan. `load_mode`: as in ModelPlacement.
         """
         self._load_mode = load_mode
-        self._dry_run, self._header, self.options = unloaded_model, header, options
+        self._dry_run, self.header, self.options = unloaded_model, header, options
         self._draft_planner = draft_planner
         self._cache_shape = kv_size.read_shape(header.metadata)
         tensor_buffers = unloaded_model.tensor_buffers()
@@ -288,7 +289,10 @@ class Planner:
         """
         if self._draft_planner is None:
             return ()
-        return self._draft_planner.device_memory(draft_context_options(options))
+        draft = self._draft_planner
+        host_share, *others = draft.device_memory(draft_file_options(draft.header, options))
+        output = host_share.output + layer_input_bytes(draft.header, options)
+        return replace(host_share, output=output), *others
 
     def supports_cache_type(self, cache_type: str) -> bool:
         """Return whether K and V of this model can both have this type. Quantized types need heads
@@ -310,7 +314,7 @@ class Planner:
             return (
                 DeviceMemory(
                     HOST_DEVICE,
-                    self._header.tensor_bytes,
+                    self.header.tensor_bytes,
                     None,
                     None,
                     None,
@@ -356,7 +360,7 @@ class Planner:
         kv_bytes = cache.nbytes if cache else None
         share = DeviceMemory(
             HOST_DEVICE,
-            self._header.tensor_bytes,
+            self.header.tensor_bytes,
             None,
             kv_bytes,
             None,
@@ -391,13 +395,15 @@ def open_memory_planner(
     options: ContextOptions,
     placement: ModelPlacement,
     draft_planner: Planner | None = None,
+    target: Path | None = None,
 ) -> Iterator[Planner]:
     """Open the planner of a model file for the `with` block. The header must have been checked, and
-    `options` must be resolved. `placement`: that of the weights.
+    `options` must be resolved. `placement`: that of the weights. `target`: the file of the model for
+    which an EAGLE-3 draft drafts.
 
     Raises UserError if llama.cpp cannot load the file.
     """
-    opened = dry_run(header.path, placement.for_header(header), options.outputs_states)
+    opened = dry_run(header.path, placement.for_header(header), target, options.outputs_states)
     with opened as unloaded_model:
         yield Planner(unloaded_model, header, options, draft_planner, placement.load_mode)
 

@@ -22,6 +22,7 @@ from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.prediction import upper_bound
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.placement.devices import HOST_DEVICE
+from llmcli.runtime.drafting.eagle3_match import is_eagle3
 from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
 
@@ -212,9 +213,15 @@ def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
         draft = None
         if plan.drafting.model:
             draft_header = read_header.read_header(plan.drafting.model)
-            load_checks.check_loadable(draft_header)
+            is_draft = is_eagle3(draft_header)
+            load_checks.check_loadable(draft_header, is_draft=is_draft)
             draft = stack.enter_context(
-                open_memory_planner(draft_header, plan.draft_context, plan.placement.for_draft())
+                open_memory_planner(
+                    draft_header,
+                    plan.draft_context,
+                    plan.placement.for_draft(),
+                    target=plan.header.path if is_draft else None,
+                )
             )
         yield NearestFit(
             stack.enter_context(

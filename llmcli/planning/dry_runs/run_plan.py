@@ -5,7 +5,12 @@ from typing import Any
 
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
-from llmcli.runtime.draft_settings import DraftSettings, draft_context_options
+from llmcli.runtime.draft_settings import (
+    DraftSettings,
+    draft_context_options,
+    eagle_context_options,
+)
+from llmcli.runtime.drafting.eagle3_match import EAGLE3
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import context_options
 from llmcli.units import format_count
@@ -35,8 +40,9 @@ class RunPlan:
 
     @property
     def draft_context(self) -> ContextOptions:
-        """Return the options of the llama.cpp context of the draft model."""
-        return draft_context_options(self.context)
+        """Return the options of the llama.cpp context of the draft model, or of the EAGLE-3 draft."""
+        options = eagle_context_options if self.drafting.method == EAGLE3 else draft_context_options
+        return options(self.context)
 
     def only_shortens_to(self, other: "RunPlan") -> bool:
         """Return whether a change to the plan `other` keeps the cache types and all required

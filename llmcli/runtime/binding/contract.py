@@ -379,6 +379,12 @@ GGML_VERSION = OptionalSymbol(
     "ggml-base",
     "llmcli's own matrix products are not used: they need a certain version of ggml",
 )
+SET_LAYER_INPUT = OptionalSymbol(
+    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb", "llama", "--draft eagle3 is refused"
+)
+GET_LAYER_INPUT = OptionalSymbol(
+    "_Z30llama_get_embeddings_layer_inpP13llama_contextj", "llama", "--draft eagle3 is refused"
+)
 OPTIONAL_SYMBOLS = (
     MEMORY_BREAKDOWN,
     TENSOR_MAP,
@@ -387,6 +393,8 @@ OPTIONAL_SYMBOLS = (
     RPC_START_SERVER,
     EXTRA_BUFFER_TYPES,
     GGML_VERSION,
+    SET_LAYER_INPUT,
+    GET_LAYER_INPUT,
 )
 
 

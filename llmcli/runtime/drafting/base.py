@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.requests.request import Request
@@ -107,6 +108,7 @@ class DrafterResources:
       model.
     - `vocabulary`: the vocabulary of the model.
     - `prediction`: the context of the model, and that of its prediction layers; None if it has none.
+    - `eagle`: the context of an EAGLE-3 draft; None without one.
     """
 
     uses_ngrams: bool
@@ -115,6 +117,7 @@ class DrafterResources:
     prediction: tuple[Context, PredictionContext] | None = None
     uses_pool: bool = False
     uses_lookahead: bool = False
+    eagle: EagleContext | None = None
 
 
 class Drafter(Protocol):

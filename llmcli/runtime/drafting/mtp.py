@@ -1,64 +1,23 @@
 """Drafts with the prediction layers of the model itself (MTP, also called NextN).
 
-From the hidden state of a token and the next token, these layers predict the token after it. For
-further guesses they get their own hidden state instead of the model's. They have a KV cache of one
-layer, in which all tokens of the text must be: those of prompts are computed after each pass, those
-of answers before the next draft.
-
-The cache has the text of one sequence. When several answers run, nothing is drafted, and the cache
-starts again behind them.
+They get the hidden states after the last layer of the model, and have a KV cache of one layer.
 
 Source: DeepSeek-V3, section 2.2; llama.cpp, common_speculative_impl_draft_mtp of
 common/speculative.cpp.
 """
 
-from time import perf_counter
 from typing import ClassVar
 
-import numpy as np
-
-from llmcli.errors import UserError
-from llmcli.runtime.binding.contexts.context import Aborted, Context, NoSlot
-from llmcli.runtime.binding.contexts.prediction_context import (
-    PredictionContext,
-    States,
-    read_states,
-)
-from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.acceptance import Acceptance
-from llmcli.runtime.drafting.base import Draft, DrafterResources, Probabilities
-from llmcli.runtime.drafting.guesser import Guesser
-from llmcli.runtime.requests.request import Request
-from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import RowLogits
-from llmcli.runtime.vocabulary import Vocabulary
-
-# States of this many rows are kept before the layers compute them.
-MAX_PENDING_ROWS = 64
-# A guess that the layers give a smaller probability ends the draft before it.
-MIN_PROBABILITY = 0.4
+from llmcli.runtime.binding.contexts.prediction_context import States, read_states
+from llmcli.runtime.drafting.base import DrafterResources
+from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafter
 
 
-class PredictionDrafter:
-    """The drafter of a model's prediction layers.
-
-    The pending rows are those of the text that the model has computed and the layers have not.
-    `first` is the position of the first of them, and `before` the hidden state of the row before.
-    """
+class PredictionDrafter(HiddenStateDrafter):
+    """The drafter of a model's prediction layers."""
 
     name: ClassVar[str] = "mtp"
     order: ClassVar[int] = 15
-    draws: ClassVar[bool] = True
-
-    def __init__(self, target: Context, context: PredictionContext, vocabulary: Vocabulary) -> None:
-        self.target, self.context, self.vocabulary = target, context, vocabulary
-        self.acceptance = Acceptance()
-        self.guess_seconds = self._measure()
-        self.sequence = -1  # the sequence of the target whose text is in the cache
-        self.tokens: list[int] = []  # of the pending rows
-        self.states: list[States] = []
-        self.first, self.before = 0, self._no_state()
-        target.on_computed = self.observe
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "PredictionDrafter | None":
@@ -68,152 +27,9 @@ class PredictionDrafter:
         target, context = resources.prediction
         return cls(target, context, resources.vocabulary)
 
-    def start(self, request: Request, seed: int) -> "PredictionDrafts":
-        """Return the state for a new answer."""
-        return PredictionDrafts(self, request, seed)
-
-    def _no_state(self) -> States:
-        return np.zeros(self.context.n_embd, np.float32)
-
-    def _measure(self) -> float:
-        """Return the seconds of a guess, the least of three."""
-        seconds = []
-        for _ in range(3):
-            start_time = perf_counter()
-            self.context.predict([0], 0, self._no_state()[None])
-            seconds.append(perf_counter() - start_time)
-            self.context.cut(0)
-        return min(seconds)
-
-    def observe(self, rows: BatchRows) -> None:
-        """Keep the hidden states of a pass of the model. The layers compute them at once if there
-        are many.
-        """
-        first, position, count = rows.sequences[0], rows.positions[0], len(rows)
-        if any(sequence != first for sequence in rows.sequences):
-            self._begin(-1, 0)
-            return
-        states = read_states(self.target, count)
-        if first != self.sequence or position > self.first + len(self.tokens):
-            self._begin(first, position)
-        if position < self.first:  # the text was cut
-            self._begin_again(position)
-        keep = position - self.first
-        del self.tokens[keep:], self.states[keep:]
-        self.tokens += rows.tokens
-        self.states += list(states.copy())
-        if len(self.tokens) > MAX_PENDING_ROWS:
-            self.catch_up(len(self.tokens))
-
-    def _begin(self, sequence: int, position: int) -> None:
-        """Forget the text, and start at a position of a sequence."""
-        self.context.cut(0)
-        self.sequence, self.first, self.before = sequence, position, self._no_state()
-        self.tokens, self.states = [], []
-
-    def _begin_again(self, position: int) -> None:
-        """Go back to an earlier position, at which the state before it is not known any more."""
-        self.context.cut(position)
-        self.first, self.before = position, self._no_state()
-        self.tokens, self.states = [], []
-
-    def catch_up(self, count: int) -> None:
-        """Compute the first `count` pending rows."""
-        at = 0
-        self.context.cut(self.first)
-        while at < count:
-            end = min(count, at + self.context.n_batch)
-            before = [self.before, *self.states[at : end - 1]]
-            self.context.predict(self.tokens[at:end], self.first + at, np.stack(before))
-            self.before, at = self.states[end - 1], end
-        self.first += count
-        del self.tokens[:count], self.states[:count]
-
-
-class PredictionDrafts:
-    """The guesses of a model's prediction layers for one answer."""
-
-    def __init__(self, drafter: PredictionDrafter, request: Request, seed: int) -> None:
-        self.drafter = drafter
-        self.guesser = Guesser(request.sampling, seed, drafter.vocabulary)
-        self.sequence: Sequence | None = None
-
-    def follow(self, sequence: Sequence) -> None:
-        self.sequence = sequence
-        self.drafter.acceptance.forget()
-
-    def on_context_shift(self) -> None:
-        """Do nothing: the passes over the shortened text are observed as all others."""
-
-    @property
-    def _n_unread(self) -> int | None:
-        """Return how many pending rows belong to the text, or None if a row is missing."""
-        drafter, sequence = self.drafter, self.sequence
-        assert sequence
-        count = len(sequence.tokens) - 1 - drafter.first
-        if drafter.sequence != sequence.slot or not 0 <= count <= len(drafter.tokens):
-            return None
-        text = sequence.tokens[drafter.first : drafter.first + count]
-        return count if drafter.tokens[:count] == text else None
-
-    def chances(self, count: int) -> list[float]:
-        if self._n_unread is None:
-            return []
-        assert self.sequence
-        room = self.drafter.context.n_ctx - len(self.sequence.tokens)
-        return self.drafter.acceptance.chances(max(0, min(count, room)))
-
-    def cost_seconds(self, count: int) -> float:
-        return (count + bool(self._n_unread)) * self.drafter.guess_seconds
-
-    def reading_seconds(self) -> float:
-        """Return 0: the passes over the text were observed, so there is nothing to read."""
-        return 0.0
-
-    def draft(self, count: int) -> Draft:
-        """Compute the pending rows of the text, and then guess up to `count` tokens. The draft ends
-        early where the layers are not sure. It is empty if it was interrupted.
-        """
-        drafter, sequence = self.drafter, self.sequence
-        assert sequence
-        n_unread = self._n_unread
-        assert n_unread is not None
-        guesses: list[int] = []
-        distributions: list[Probabilities] = []
-        try:
-            if n_unread:
-                drafter.catch_up(n_unread)
-            position, token, state = len(sequence.tokens) - 1, sequence.tokens[-1], drafter.before
-            while len(guesses) < count:
-                start_time = perf_counter()
-                row = drafter.context.predict([token], position, state[None])
-                seconds = perf_counter() - start_time
-                drafter.guess_seconds += 0.1 * (
-                    min(seconds, 2 * drafter.guess_seconds) - drafter.guess_seconds
-                )
-                state = drafter.context.last_state(row)
-                if guesses and _top_probability(row) < MIN_PROBABILITY:
-                    break
-                text = [*sequence.tokens, *guesses]
-                token, position = self.guesser.choose_token(row, text, distributions), position + 1
-                guesses.append(token)
-        except (Aborted, NoSlot, UserError):
-            guesses, distributions = [], []
-        drafter.context.cut(drafter.first)
-        return Draft(guesses, distributions or None)
-
-    def record_result(self, drafted: int, accepted: int) -> None:
-        self.drafter.acceptance.record(drafted, accepted)
-
-    def close(self) -> None:
-        """Free the sampler chain."""
-        self.guesser.close()
-
-
-def _top_probability(row: RowLogits) -> float:
-    """Return the probability of the likeliest token of a row."""
-    top = float(row.logits.max())
-    return float(np.exp(top - row.log_sum(top)))
+    def read_states(self, count: int) -> States:
+        """Return the hidden states of the first `count` rows of the model's last pass."""
+        return read_states(self.target, count).copy()
 
 
 DRAFTERS = (PredictionDrafter,)

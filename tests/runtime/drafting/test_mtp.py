@@ -16,7 +16,8 @@ from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft
-from llmcli.runtime.drafting.mtp import PredictionDrafter, PredictionDrafts
+from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
+from llmcli.runtime.drafting.mtp import PredictionDrafter
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
@@ -108,9 +109,9 @@ def test_the_first_guess_is_that_of_the_layers_over_the_whole_text(
             observe(batch)
 
         drafter.target.on_computed = keep_states
-        draft = PredictionDrafts.draft
+        draft = HiddenStateDrafts.draft
 
-        def keep_guesses(self: PredictionDrafts, count: int) -> Draft:
+        def keep_guesses(self: HiddenStateDrafts, count: int) -> Draft:
             found = draft(self, count)
             end = len(self.sequence.tokens)
             states = [np.zeros(drafter.context.n_embd), *(rows[at] for at in range(end - 1))]
@@ -126,7 +127,7 @@ def test_the_first_guess_is_that_of_the_layers_over_the_whole_text(
             guesses.append((found.tokens, likeliest))
             return found
 
-        monkeypatch.setattr(PredictionDrafts, "draft", keep_guesses)
+        monkeypatch.setattr(HiddenStateDrafts, "draft", keep_guesses)
         answer(runner, count=24)
     assert len(guesses) > 5
     assert all(found[0] == likeliest for found, likeliest in guesses)

@@ -72,6 +72,8 @@ class Context:
             self.n_ctx = min(self.n_ctx, model.max_positions)
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
+        # of the hidden states that llama.cpp keeps of the rows of a pass
+        self.state_bytes: int = 4 * model.n_embd * self.n_batch * options.outputs_states
         self.n_seq_max = options.n_seq_max
         self.n_outputs = max(options.n_outputs, options.n_sequences)
         self.can_append, self._max_outputs = options.can_append, options.n_sequences
@@ -469,8 +471,7 @@ class Context:
         breakdown does not include. The buffer has a row of logits per sequence, and grows when a
         pass asks for more rows (llama_context::output_reserve).
         """
-        states = self.n_embd * self.n_batch if self.outputs_states else 0
-        return 4 * (self.n_vocab * self._max_outputs + states)
+        return 4 * self.n_vocab * self._max_outputs + self.state_bytes
 
     def memory_breakdown(self) -> MemoryBreakdown | None:
         """Return the bytes that llama.cpp allocated for this context and its model. Return None

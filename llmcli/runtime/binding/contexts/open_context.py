@@ -9,6 +9,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.contexts.eagle_context import EagleContext, LayerInputs
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext, enable_states
 from llmcli.runtime.binding.contexts.shift_support import can_shift
 from llmcli.runtime.binding.contract import CONSTANTS, set_fields
@@ -34,7 +35,7 @@ def open_context(
     Raises UserError for settings that llama.cpp does not support or cannot allocate, and
     KeyboardInterrupt at Ctrl-C.
     """
-    with _open_pointer(model, options, eval_callback, stop, None) as parts:
+    with _open_pointer(model, options, eval_callback, stop) as parts:
         yield Context(*parts)
 
 
@@ -45,9 +46,25 @@ def open_prediction_context(
     """Open a context of the prediction layers of `model`, which must have loaded them, beside its
     context `target`. Interrupting one of them interrupts both. Raises like `open_context`.
     """
-    with _open_pointer(model, options, None, target.stop, target) as parts:
+    settings = {"ctx_type": MTP, "ctx_other": target.pointer}
+    with _open_pointer(model, options, None, target.stop, **settings) as parts:
         enable_states(parts[0], only_outputs=True)
         yield PredictionContext(*parts)
+
+
+@contextmanager
+def open_eagle_context(
+    model: Model, inputs: LayerInputs, options: ContextOptions
+) -> Iterator[EagleContext]:
+    """Open a context of the EAGLE-3 draft `model`, which reads `inputs` of its target's context. The
+    target keeps them from its next pass on. Interrupting one of the contexts interrupts both. Raises
+    like `open_context`.
+    """
+    target = inputs.context
+    with _open_pointer(model, options, None, target.stop, ctx_other=target.pointer) as parts:
+        enable_states(parts[0], only_outputs=True)
+        inputs.enable()
+        yield EagleContext(inputs, *parts)
 
 
 @contextmanager
@@ -56,9 +73,9 @@ def _open_pointer(
     options: ContextOptions,
     eval_callback: Any,
     stop: StopFlag | None,
-    target: Context | None,
+    **settings: Any,
 ) -> Iterator[Any]:
-    """Open a context as `open_context`, or one of prediction layers with `target`. Yield the
+    """Open a context as `open_context`, with further fields of llama_context_params. Yield the
     arguments of Context.
     """
     library = lib()
@@ -87,8 +104,7 @@ def _open_pointer(
         abort_callback=abort,
         abort_callback_data=abort_data,
     )
-    if target is not None:
-        set_fields(params, ctx_type=MTP, ctx_other=target.pointer)
+    set_fields(params, **settings)
     if options.swa_full:
         set_fields(params, op_offload=False, offload_kqv=False)
     if eval_callback is not None:

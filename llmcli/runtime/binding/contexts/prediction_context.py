@@ -9,7 +9,7 @@ import ctypes
 import importlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,13 @@ def read_states(context: Context, count: int) -> States:
 
 
 class PredictionContext(Context):
-    """The prediction layers of a model, for one sequence."""
+    """The prediction layers of a model, for one sequence.
+
+    `computes_all_rows`: whether llama.cpp's graph computes the logits of all rows of a pass, so that
+    all must be asked for.
+    """
+
+    computes_all_rows: ClassVar[bool] = False
 
     def predict(self, tokens: Sequence[int], start: int, states: States) -> LogitsRow:
         """Compute tokens from position `start` on, each with the hidden state of the token before
@@ -94,11 +100,9 @@ class PredictionContext(Context):
         if not self._positions.length(0):
             self._positions.set_length(0, start)  # the earlier tokens were never seen
         self._batch.states[:count] = states
-        rows = BatchRows(
-            tokens, range(start, start + count), [0] * count, [False] * (count - 1) + [True]
-        )
-        (row,) = self.decode(rows)
-        return row
+        wanted = [self.computes_all_rows] * (count - 1) + [True]
+        rows = BatchRows(tokens, range(start, start + count), [0] * count, wanted)
+        return self.decode(rows)[-1]
 
     def last_state(self, row: LogitsRow) -> States:
         """Return the hidden state of a row of the last pass, of shape `[n_embd]`."""
@@ -106,6 +110,11 @@ class PredictionContext(Context):
         return np.ctypeslib.as_array(
             ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.n_embd,)
         ).copy()
+
+    @property
+    def has_cells(self) -> bool:
+        """Return whether any token is in the cache."""
+        return self.last_position(0) >= 0
 
     def cut(self, length: int) -> None:
         """Drop the cells from position `length` on."""

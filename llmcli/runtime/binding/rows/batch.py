@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contract import field_setter, set_fields
@@ -87,6 +88,23 @@ class StateBatch(Batch):
         self.states = np.zeros((capacity, n_embd), np.float32)
         kind = dict(self.struct._fields_)["embd"]
         set_fields(self.struct, embd=ctypes.cast(self.states.ctypes.data, kind))
+
+
+class InputBatch:
+    """A llama_batch of rows of numbers without tokens, for an encoder. llama.cpp sets positions and
+    sequences itself.
+    """
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self._numbers = np.zeros((capacity, width), np.float32)
+        self.struct = struct = lib().llama_batch()
+        kind = dict(struct._fields_)["embd"]
+        set_fields(struct, embd=ctypes.cast(self._numbers.ctypes.data, kind))
+
+    def fill(self, numbers: NDArray[np.float32]) -> None:
+        """Copy rows, `[rows, width]`, into the batch. There may be at most `capacity` rows."""
+        self._numbers[: len(numbers)] = numbers
+        set_fields(self.struct, n_tokens=len(numbers))
 
 
 class StopFlag:

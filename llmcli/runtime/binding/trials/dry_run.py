@@ -10,26 +10,33 @@ model's table of tensors. Only recurrent state is really allocated, and it is sm
 import ctypes
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llmcli.runtime.binding import contract
+from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
-from llmcli.runtime.binding.contexts.open_context import open_context, open_prediction_context
+from llmcli.runtime.binding.contexts.eagle_context import LayerInputs
+from llmcli.runtime.binding.contexts.open_context import (
+    open_context,
+    open_eagle_context,
+    open_prediction_context,
+)
 from llmcli.runtime.binding.contexts.prediction_context import prediction_options
 from llmcli.runtime.binding.ggml_tensor import Tensor
 from llmcli.runtime.binding.library import ggml
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.devices import BufferType, read_type_of_buffer
-from llmcli.runtime.binding.placement.model_placement import ModelPlacement
+from llmcli.runtime.binding.placement.model_placement import ON_HOST, ModelPlacement
 
 # llama_internal_get_tensor_map (src/llama-model.h) returns a reference to a vector<pair<string,
 # ggml_tensor *>>. Bytes of a pair: libstdc++'s string (pointer, length, 16 bytes of buffer), and the
 # address of the tensor.
 PAIR_BYTES = 40
+TARGET_CTX = 256  # cells of the context of a draft's target, which is never computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,9 @@ class DryRun:
     `dry_run`, and unusable after its `with` block.
     """
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, target: Context | None = None) -> None:
+        """`target`: of the model for which an EAGLE-3 draft drafts; None for any other model."""
+        self._model, self._target = model, target
 
     @contextmanager
     def open_context(self, options: ContextOptions) -> Iterator[DryRunResult]:
@@ -65,7 +73,12 @@ class DryRun:
         """
         # llmcli's own products have no buffers, but would be counted with those of the CPU
         options = replace(options, gemm_min_rows=0)
-        with open_context(self._model, options) as context:
+        opened = (
+            open_context(self._model, options)
+            if self._target is None
+            else open_eagle_context(self._model, LayerInputs(self._target, (), 0, 0), options)
+        )
+        with opened as context:
             # its size after a pass has asked for the maximum number of rows
             states = context.n_embd * context.n_batch if options.outputs_states else 0
             output = 4 * (context.n_vocab * context.n_outputs + states)
@@ -97,12 +110,20 @@ class DryRun:
 
 
 @contextmanager
-def dry_run(path: Path, placement: ModelPlacement, load_mtp: bool = False) -> Iterator[DryRun]:
+def dry_run(
+    path: Path, placement: ModelPlacement, target: Path | None = None, load_mtp: bool = False
+) -> Iterator[DryRun]:
     """Open a GGUF file without loading its weights. The file must have passed `check_loadable`. The
-    arguments and the errors raised are those of `open_model`.
+    arguments and the errors raised are those of `open_model`. `target`: the file of the model for
+    which an EAGLE-3 draft drafts.
     """
-    with open_model(path, placement, dry_run=True, load_mtp=load_mtp) as model:
-        yield DryRun(model)
+    with ExitStack() as stack:
+        context = None
+        if target is not None:
+            model = stack.enter_context(open_model(target, ON_HOST, dry_run=True))
+            context = stack.enter_context(open_context(model, ContextOptions(TARGET_CTX)))
+        opened = open_model(path, placement, dry_run=True, load_mtp=load_mtp)
+        yield DryRun(stack.enter_context(opened), context)
 
 
 def _tensor(pair: int) -> tuple[str, BufferType]:

@@ -1,0 +1,233 @@
+"""Drafts from the hidden states of the model: a few layers predict, from the state of a token and
+the next token, the token after it. For further guesses they get their own hidden state instead of
+the model's.
+
+The layers have a KV cache, in which all tokens of the text must be: those of prompts are computed
+after each pass, those of answers before the next draft. The cache has the text of one sequence. When
+several answers run, nothing is drafted, and the cache starts again behind them.
+"""
+
+from time import perf_counter
+from typing import ClassVar
+
+import numpy as np
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.contexts.context import Aborted, Context, NoSlot
+from llmcli.runtime.binding.contexts.prediction_context import PredictionContext, States
+from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.drafting.acceptance import Acceptance
+from llmcli.runtime.drafting.base import Draft, Probabilities
+from llmcli.runtime.drafting.guesser import Guesser
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.sampling.chain import RowLogits
+from llmcli.runtime.vocabulary import Vocabulary
+
+# States of this many rows are kept before the layers compute them.
+MAX_PENDING_ROWS = 64
+# A guess that the layers give a smaller probability ends the draft before it.
+MIN_PROBABILITY = 0.4
+
+
+class HiddenStateDrafter:
+    """A drafter whose layers read the hidden states of the model, and those of their own.
+
+    The pending rows are those of the text that the model has computed and the layers have not.
+    `first` is the position of the first of them. `before` is the state of the row before, or None if
+    that row is unknown and the layers leave out the row after it.
+    """
+
+    draws: ClassVar[bool] = True
+    # whether the layers compute the first token of a text, which has no state before it, with zeros
+    computes_first_row: ClassVar[bool] = True
+
+    def __init__(self, target: Context, context: PredictionContext, vocabulary: Vocabulary) -> None:
+        self.target, self.context, self.vocabulary = target, context, vocabulary
+        self.acceptance = Acceptance()
+        self.guess_seconds = self._measure()
+        self.sequence = -1  # the sequence of the target whose text is in the cache
+        self.tokens: list[int] = []  # of the pending rows
+        self.states: list[States] = []  # what the model gave for them
+        self.first = 0
+        self.before = self._first_state()
+        target.on_computed = self.observe
+
+    def read_states(self, count: int) -> States:
+        """Return a copy of what the layers need of the first `count` rows of the model's last pass,
+        `[count, numbers]`.
+        """
+        raise NotImplementedError
+
+    def encode(self, states: States) -> States:
+        """Return the hidden states `[rows, n_embd]` of rows of `read_states`. At most `n_batch` rows
+        of the context are possible. Raises like `Context.decode`.
+        """
+        return states
+
+    def start(self, request: Request, seed: int) -> "HiddenStateDrafts":
+        """Return the state for a new answer."""
+        return HiddenStateDrafts(self, request, seed)
+
+    def _no_state(self) -> States:
+        return np.zeros(self.context.n_embd, np.float32)
+
+    def _first_state(self) -> States | None:
+        """Return the state before the first row of an empty cache."""
+        return self._no_state() if self.computes_first_row else None
+
+    def _measure(self) -> float:
+        """Return the seconds of a guess, the least of three."""
+        seconds = []
+        for _ in range(3):
+            start_time = perf_counter()
+            self.context.predict([0], 0, self._no_state()[None])
+            seconds.append(perf_counter() - start_time)
+            self.context.cut(0)
+        return min(seconds)
+
+    def observe(self, rows: BatchRows) -> None:
+        """Keep the hidden states of a pass of the model. The layers compute them at once if there
+        are many.
+        """
+        first, position, count = rows.sequences[0], rows.positions[0], len(rows)
+        if any(sequence != first for sequence in rows.sequences):
+            self._begin(-1, 0)
+            return
+        states = self.read_states(count)
+        if first != self.sequence or position > self.first + len(self.tokens):
+            self._begin(first, position)
+        if position < self.first:  # the text was cut
+            self._begin_again(position)
+        keep = position - self.first
+        del self.tokens[keep:], self.states[keep:]
+        self.tokens += rows.tokens
+        self.states += list(states)
+        if len(self.tokens) <= MAX_PENDING_ROWS:
+            return
+        # The pass of the model is complete, whatever happens here.
+        try:
+            self.catch_up(len(self.tokens))
+        except Aborted:
+            self.context.cut(self.first)  # the other rows stay pending
+        except (NoSlot, UserError):
+            self._begin(-1, 0)
+
+    def _begin(self, sequence: int, position: int) -> None:
+        """Forget the text, and start at a position of a sequence."""
+        self.context.cut(0)
+        self.sequence, self.first, self.before = sequence, position, self._first_state()
+        self.tokens, self.states = [], []
+
+    def _begin_again(self, position: int) -> None:
+        """Go back to an earlier position, at which the state before it is not known any more."""
+        self.context.cut(position)
+        self.first = position
+        self.before = self._no_state() if self.context.has_cells else self._first_state()
+        self.tokens, self.states = [], []
+
+    def catch_up(self, count: int) -> None:
+        """Compute the first `count` pending rows. Rows that were computed before an interruption are
+        not pending any more.
+        """
+        self.context.cut(self.first)
+        while count:
+            n_rows = min(count, self.context.n_batch)
+            states = self.encode(np.stack(self.states[:n_rows]))
+            n_skipped = int(self.before is None)
+            before = states[:-1] if self.before is None else np.vstack([self.before, states[:-1]])
+            if n_rows > n_skipped:
+                self.context.predict(self.tokens[n_skipped:n_rows], self.first + n_skipped, before)
+            self.before = states[-1]
+            self.first += n_rows
+            del self.tokens[:n_rows], self.states[:n_rows]
+            count -= n_rows
+
+
+class HiddenStateDrafts:
+    """The guesses of a HiddenStateDrafter for one answer."""
+
+    def __init__(self, drafter: HiddenStateDrafter, request: Request, seed: int) -> None:
+        self.drafter = drafter
+        self.guesser = Guesser(request.sampling, seed, drafter.vocabulary)
+        self.sequence: Sequence | None = None
+
+    def follow(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.drafter.acceptance.forget()
+
+    def on_context_shift(self) -> None:
+        """Do nothing: the passes over the shortened text are observed as all others."""
+
+    @property
+    def _n_unread(self) -> int | None:
+        """Return how many pending rows belong to the text, or None if a row is missing."""
+        drafter, sequence = self.drafter, self.sequence
+        assert sequence
+        count = len(sequence.tokens) - 1 - drafter.first
+        if drafter.sequence != sequence.slot or not 0 <= count <= len(drafter.tokens):
+            return None
+        if not count and drafter.before is None:
+            return None
+        text = sequence.tokens[drafter.first : drafter.first + count]
+        return count if drafter.tokens[:count] == text else None
+
+    def chances(self, count: int) -> list[float]:
+        if self._n_unread is None:
+            return []
+        assert self.sequence
+        room = self.drafter.context.n_ctx - len(self.sequence.tokens)
+        return self.drafter.acceptance.chances(max(0, min(count, room)))
+
+    def cost_seconds(self, count: int) -> float:
+        return (count + bool(self._n_unread)) * self.drafter.guess_seconds
+
+    def reading_seconds(self) -> float:
+        """Return 0: the passes over the text were observed, so there is nothing to read."""
+        return 0.0
+
+    def draft(self, count: int) -> Draft:
+        """Compute the pending rows of the text, and then guess up to `count` tokens. The draft ends
+        early where the layers are not sure. It is empty if it was interrupted.
+        """
+        drafter, sequence = self.drafter, self.sequence
+        assert sequence
+        n_unread = self._n_unread
+        assert n_unread is not None
+        guesses: list[int] = []
+        distributions: list[Probabilities] = []
+        try:
+            if n_unread:
+                drafter.catch_up(n_unread)
+            position, token, state = len(sequence.tokens) - 1, sequence.tokens[-1], drafter.before
+            assert state is not None
+            while len(guesses) < count:
+                start_time = perf_counter()
+                row = drafter.context.predict([token], position, state[None])
+                seconds = perf_counter() - start_time
+                drafter.guess_seconds += 0.1 * (
+                    min(seconds, 2 * drafter.guess_seconds) - drafter.guess_seconds
+                )
+                state = drafter.context.last_state(row)
+                if guesses and _top_probability(row) < MIN_PROBABILITY:
+                    break
+                text = [*sequence.tokens, *guesses]
+                token, position = self.guesser.choose_token(row, text, distributions), position + 1
+                guesses.append(token)
+        except (Aborted, NoSlot, UserError):
+            guesses, distributions = [], []
+        drafter.context.cut(drafter.first)
+        return Draft(guesses, distributions or None)
+
+    def record_result(self, drafted: int, accepted: int) -> None:
+        self.drafter.acceptance.record(drafted, accepted)
+
+    def close(self) -> None:
+        """Free the sampler chain."""
+        self.guesser.close()
+
+
+def _top_probability(row: RowLogits) -> float:
+    """Return the probability of the likeliest token of a row."""
+    top = float(row.logits.max())
+    return float(np.exp(top - row.log_sum(top)))

@@ -1,0 +1,454 @@
+"""Drafts of an EAGLE-3 draft: the answers are those of plain decoding, the guesses are those of the
+paper's equations, and files that llama.cpp would abort at are refused.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime import reproducible
+from llmcli.runtime.binding.contexts.eagle_context import EagleContext
+from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.drafting.base import Draft
+from llmcli.runtime.drafting.eagle3 import EagleDrafter
+from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
+from llmcli.runtime.requests.request import Answer, Request, RunOptions
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.sampling import default_sampling
+from quant.convert import checkpoint_source
+from quant.model_file.read_header import read_header
+from quant.quantize import plan, write
+from tests.fixtures.cli import Done
+from tests.fixtures.eagle3_oracle import Oracle
+from tests.quant import predicting_checkpoint, tiny_gguf
+
+PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 300, 150))
+EVEN_TOKENS = np.arange(0, 300, 2)
+# forms of drafts: with a small vocabulary, with the target's output, and with all weights
+FORMS: dict[str, dict[str, Any]] = {
+    "small-vocabulary": {"draft_tokens": EVEN_TOKENS},
+    "shared": {"with_output": False},
+    "own": {"hidden": 32, "with_embeddings": True, "norm_before_fc": True},
+}
+MARGIN = 0.02  # between logits; the cache of the draft has 16-bit floats
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama of six layers."""
+    path = tmp_path_factory.mktemp("target") / "m.gguf"
+    return tiny_gguf.llama(path, hidden=64, ff=128, layers=6)
+
+
+@pytest.fixture(params=FORMS)
+def draft(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tiny_gguf.eagle3(tmp_path / "d.gguf", **FORMS[request.param])
+
+
+@pytest.fixture
+def small_draft(tmp_path: Path) -> Path:
+    return tiny_gguf.eagle3(tmp_path / "d.gguf", draft_tokens=EVEN_TOKENS)
+
+
+@pytest.fixture(autouse=True)
+def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
+
+
+@contextmanager
+def open_small(
+    path: Path,
+    drafting: DraftSettings,
+    slots: int = 1,
+    ctx_size: int = 512,
+    is_reproducible: bool = False,
+) -> Iterator[Runner]:
+    options = RunOptions(ctx_size=ctx_size, threads=1, batch_size=128, ubatch_size=128)
+    if is_reproducible:
+        options = reproducible.with_required_options(options)
+    with open_runner(path, options, slots=slots, drafting=drafting) as runner:
+        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=1 << 28)
+        yield runner
+
+
+def make_request(
+    runner: Runner, prompt: tuple[int, ...] = PROMPT, count: int = 40, **settings: float
+) -> Request:
+    return Request(
+        prompt,
+        default_sampling().with_values({"temp": 0, **settings}),
+        max_tokens=count,
+        strategy=runner.default_strategy(),
+        ignore_eos=True,
+        allow_repetition=True,
+    )
+
+
+def answer(runner: Runner, *arguments: Any, **settings: Any) -> Answer:
+    stream = runner.reply(make_request(runner, *arguments, **settings))
+    list(stream)
+    runner.engine.check()
+    return stream.answer
+
+
+def ids(found: Answer) -> list[int]:
+    return [token.id for token in found.tokens]
+
+
+def always_drafts(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> EagleDrafter:
+    """Make drafts always seem worth their time and sure, and return the drafter."""
+    monkeypatch.setattr(
+        "llmcli.runtime.drafting.draft_length.DraftLength.rate",
+        lambda self, guesses, limit: (2.0, len(guesses.chances(int(min(3, limit))))),
+    )
+    monkeypatch.setattr("llmcli.runtime.drafting.hidden_state_drafter.MIN_PROBABILITY", 0.0)
+    (drafter,) = runner.engine.resources.speculation.drafters
+    assert isinstance(drafter, EagleDrafter)
+    return drafter
+
+
+def test_the_answer_is_that_of_plain_decoding(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_small(target, NO_DRAFTING) as plain:
+        expected = [answer(plain), answer(plain, PROMPT[:40]), answer(plain)]
+    with open_small(target, DraftSettings(model=draft)) as runner:
+        always_drafts(runner, monkeypatch)
+        drafted = [answer(runner), answer(runner, PROMPT[:40]), answer(runner)]
+    for first, second in zip(expected, drafted, strict=True):
+        assert ids(first) == ids(second)
+        assert second.n_drafted
+
+
+def test_guesses_are_the_likeliest_tokens_of_the_equations(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each guess of a draft, from the first to the last, is compared with the logits that numpy
+    computes for the whole text. Tokens that are nearly as likely as the likeliest one count, too.
+    """
+    drafts: list[tuple[list[int], list[int]]] = []
+    make_draft = HiddenStateDrafts.draft
+
+    def keep_guesses(self: HiddenStateDrafts, count: int) -> Draft:
+        found = make_draft(self, count)
+        assert self.sequence
+        drafts.append((list(self.sequence.tokens), found.tokens))
+        return found
+
+    with open_small(target, DraftSettings(model=draft)) as runner:
+        always_drafts(runner, monkeypatch)
+        monkeypatch.setattr(HiddenStateDrafts, "draft", keep_guesses)
+        answer(runner, PROMPT[:80], 16)
+    oracle = Oracle(target, draft)
+    n_sure = 0
+    for text, guesses in drafts[:6]:
+        assert len(guesses) == 3
+        for number, guess in enumerate(guesses):
+            logits = oracle.logits(text, guesses[:number])
+            best, second = np.sort(logits)[[-1, -2]]
+            assert logits[guess] > best - MARGIN
+            n_sure += best - second > MARGIN
+    assert n_sure > 10
+
+
+def test_the_first_guess_is_that_of_the_draft_over_the_whole_text(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each first guess is the likeliest token when the draft computes all tokens at once."""
+    with open_small(target, DraftSettings(model=draft)) as runner:
+        drafter = always_drafts(runner, monkeypatch)
+        guesses: list[tuple[list[int], int]] = []
+        rows: dict[int, np.ndarray] = {}
+        observe = drafter.observe
+
+        def keep_inputs(batch: BatchRows) -> None:
+            inputs = drafter.read_states(len(batch))
+            rows.update(zip(batch.positions, inputs, strict=True))
+            observe(batch)
+
+        drafter.target.on_computed = keep_inputs
+        make_draft = HiddenStateDrafts.draft
+
+        def keep_guesses(self: HiddenStateDrafts, count: int) -> Draft:
+            found = make_draft(self, count)
+            assert self.sequence
+            text = self.sequence.tokens
+            states = np.vstack([drafter.encode(rows[at][None]) for at in range(len(text) - 1)])
+            drafter.context.cut(0)
+            start, likeliest = 1, -1
+            while start < len(text):
+                stop = min(len(text), start + drafter.context.n_batch)
+                row = drafter.context.predict(text[start:stop], start, states[start - 1 : stop - 1])
+                likeliest, start = int(row.logits.argmax()), stop
+            drafter.context.cut(drafter.first)
+            guesses.append((found.tokens, likeliest))
+            return found
+
+        monkeypatch.setattr(HiddenStateDrafts, "draft", keep_guesses)
+        answer(runner, count=24)
+    assert len(guesses) > 5
+    assert all(found[0] == likeliest for found, likeliest in guesses)
+
+
+def test_a_draft_of_the_small_vocabulary_is_drawn_from_its_tokens_only(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Draft] = []
+    make_draft = HiddenStateDrafts.draft
+
+    def keep(self: HiddenStateDrafts, count: int) -> Draft:
+        drawn.append(make_draft(self, count))
+        return drawn[-1]
+
+    monkeypatch.setattr(HiddenStateDrafts, "draft", keep)
+    with open_small(target, DraftSettings(model=small_draft)) as runner:
+        always_drafts(runner, monkeypatch)
+        assert answer(runner, PROMPT[:40], 24, temp=1.0, seed=3).n_drafted
+    probabilities = [each for found in drawn for each in found.probabilities or ()]
+    assert len(probabilities) > 10
+    for each in probabilities:
+        assert each.sum() == pytest.approx(1, abs=1e-4)
+        assert not each[EVEN_TOKENS + 1].any()
+
+
+@pytest.mark.parametrize("method", ["encode", "predict"])
+def test_an_interrupted_draft_is_empty_and_the_answer_goes_on(
+    method: str, target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third pass of the draft ends early, in prompts and in answers."""
+    with open_small(target, NO_DRAFTING) as plain:
+        expected = ids(answer(plain))
+    with open_small(target, DraftSettings(model=small_draft)) as runner:
+        always_drafts(runner, monkeypatch)
+        compute, n_calls = getattr(EagleContext, method), 0
+
+        def interrupt_some(self: EagleContext, *arguments: Any) -> Any:
+            nonlocal n_calls
+            n_calls += 1
+            if n_calls % 3 == 0:
+                self.interrupt()
+            return compute(self, *arguments)
+
+        monkeypatch.setattr(EagleContext, method, interrupt_some)
+        found = answer(runner)
+        assert ids(found) == expected
+        assert found.n_drafted
+        assert n_calls > 12
+
+
+def test_a_request_that_is_cancelled_inside_a_draft_leaves_the_drafter_usable(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_small(target, NO_DRAFTING) as plain:
+        expected = ids(answer(plain))
+    with open_small(target, DraftSettings(model=small_draft)) as runner:
+        always_drafts(runner, monkeypatch)
+        engine, predict, n_calls = runner.engine, EagleContext.predict, 0
+        number = engine.submit(make_request(runner))
+
+        def cancel(self: EagleContext, *arguments: Any) -> Any:
+            nonlocal n_calls
+            n_calls += 1
+            if n_calls == 12:
+                engine.cancel(number)
+                self.interrupt()
+            return predict(self, *arguments)
+
+        monkeypatch.setattr(EagleContext, "predict", cancel)
+        while engine.is_busy:
+            engine.step()
+        assert engine.pop_answer(number).finish == "cancelled"
+        assert ids(answer(runner)) == expected
+
+
+def test_the_answer_in_a_full_context_is_that_of_plain_decoding(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for drafting in (NO_DRAFTING, DraftSettings(model=small_draft)):
+        with open_small(target, drafting, ctx_size=256) as runner:
+            if drafting.model:
+                always_drafts(runner, monkeypatch)
+            found.append(answer(runner, PROMPT, 200))
+    assert len(found[0].tokens) > 100
+    assert ids(found[0]) == ids(found[1])
+    assert found[0].finish == found[1].finish
+    assert found[1].n_drafted
+
+
+def test_a_sequence_beside_others_is_not_drafted_for(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_small(target, DraftSettings(model=small_draft), slots=2) as runner:
+        always_drafts(runner, monkeypatch)
+        engine = runner.engine
+        numbers = [engine.submit(make_request(runner, PROMPT[start:], 8)) for start in (0, 50)]
+        while engine.is_busy:
+            engine.step()
+        assert [len(engine.pop_answer(number).tokens) for number in numbers] == [8, 8]
+        assert answer(runner).n_drafted
+
+
+def test_reproducible_answers_stay_equal_to_the_last_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of 32 values, which a q8_0 cache needs, and quantized weights."""
+    floats = tiny_gguf.llama(tmp_path / "f.gguf", hidden=128, ff=128, layers=6)
+    path = tmp_path / "m.gguf"
+    write.write_model(plan.plan_quantization(write.open_gguf(floats), "Q8_0"), path, threads=1)
+    draft = tiny_gguf.eagle3(tmp_path / "d.gguf", hidden=128, target_hidden=128)
+    found = []
+    for drafting in (NO_DRAFTING, DraftSettings(model=draft)):
+        with open_small(path, drafting, is_reproducible=True) as runner:
+            if drafting.model:
+                always_drafts(runner, monkeypatch)
+            found.append(answer(runner, temp=0.7, seed=3))
+    assert ids(found[0]) == ids(found[1])
+    assert [each.logprob for each in found[0].tokens] == [each.logprob for each in found[1].tokens]
+    assert found[1].n_drafted
+
+
+def test_a_hybrid_gives_the_state_after_its_last_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with recurrent state, whose drafts go back, and a draft that reads its last state."""
+    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
+    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
+    predicting_checkpoint.build("Qwen3_5ForCausalLM", tmp_path / "tiny")
+    source = checkpoint_source.open_checkpoint(tmp_path / "tiny")
+    path = tmp_path / "m.gguf"
+    write.write_model(plan.plan_quantization(source, "F32"), path, threads=1)
+    header = read_header(path)
+    n_layers = header.get_int("block_count") - 1
+    draft = tiny_gguf.eagle3(
+        tmp_path / "d.gguf",
+        target_hidden=header.get_int("embedding_length"),
+        hidden=header.get_int("embedding_length"),
+        target_layers=(0, 1, n_layers),
+        vocab=header.metadata["tokenizer.ggml.tokens"].count,
+        target=path,
+    )
+    with open_small(path, NO_DRAFTING) as plain:
+        expected = [ids(answer(plain)), ids(answer(plain, PROMPT[:40]))]
+    with open_small(path, DraftSettings(model=draft)) as runner:
+        drafter = always_drafts(runner, monkeypatch)
+        seen: list[np.ndarray] = []
+        observe = drafter.observe
+
+        def keep(batch: BatchRows) -> None:
+            seen.append(drafter.read_states(len(batch)))
+            observe(batch)
+
+        drafter.target.on_computed = keep
+        found = [answer(runner), answer(runner, PROMPT[:40])]
+        assert [ids(each) for each in found] == expected
+        assert all(each.n_drafted for each in found)
+        width = drafter.draft.inputs.width
+        assert all(np.abs(rows[:, 2 * width :]).min(axis=1).all() for rows in seen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_hidden": 32}, "it reads hidden states of 32 numbers, but the model has 64"),
+        ({"target_layers": (1, 3, 9)}, "it reads layer 9, but the model has 6 layers"),
+        ({"target_layers": (1, 3, 6)}, "it reads the state after layer 5, which llama does not"),
+        ({"vocab": 310}, "its vocabulary is different: it has 310 tokens"),
+        ({"hidden": 32}, "it has no embeddings of tokens, and a width of 32 instead of 64"),
+        (
+            {"hidden": 32, "with_embeddings": True, "with_output": False},
+            "it has no output, and a width of 32 instead of 64",
+        ),
+        ({"draft_tokens": [5, 300]}, "d2t names tokens outside the vocabulary of 300"),
+        ({"draft_tokens": [5, -1]}, "d2t names tokens outside the vocabulary of 300"),
+        ({"draft_tokens": [5, 5]}, "d2t names a token twice"),
+        ({"draft_tokens": [5, 6], "with_output": False}, "d2t has 2 tokens instead of 300"),
+        ({"n_layers": 2}, "it has 2 layers instead of one"),
+        ({"target_layers": (1, 2, 3, 4)}, "it reads the layers [1, 2, 3, 4] instead of 3"),
+        ({"target_layers": (-1, 2, 3)}, "it reads the layers [-1, 2, 3] instead of 3"),
+    ],
+)
+def test_a_draft_for_another_model_is_refused_before_it_is_loaded(
+    settings: dict[str, Any], message: str, target: Path, tmp_path: Path
+) -> None:
+    path = tiny_gguf.eagle3(tmp_path / "d.gguf", **settings)
+    with pytest.raises(UserError) as error, open_small(target, DraftSettings(model=path)):
+        pass
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.hint
+
+
+def test_a_model_whose_layers_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    target = tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=64)
+    path = tiny_gguf.eagle3(tmp_path / "d.gguf", target_layers=(0, 1, 1))
+    with (
+        pytest.raises(UserError, match="architecture gemma3"),
+        open_small(target, DraftSettings(model=path)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("run", "TARGET", "hi", "--draft", "eagle3"), "--draft eagle3 needs", "-md REF"),
+        (
+            ("run", "TARGET", "hi", "--draft", "eagle3", "-md", "TARGET"),
+            "m.gguf is a model of architecture llama, not an EAGLE-3 draft",
+            "--draft model",
+        ),
+        (
+            ("run", "TARGET", "hi", "--draft", "model", "-md", "DRAFT"),
+            "d.gguf is an EAGLE-3 draft, not a model",
+            "--draft eagle3",
+        ),
+        (
+            ("run", "TARGET", "hi", "-md", "DRAFT", "--draft", "eagle3", "--ngram-draft", "on"),
+            "--draft eagle3 does not use --ngram-draft",
+            "leave out",
+        ),
+        (("run", "DRAFT", "hi"), "d.gguf only drafts tokens for the model", "llmcli chat REF -md"),
+        (("chat", "DRAFT", "--trust"), "d.gguf only drafts tokens", "llmcli chat REF -md"),
+        (("plan", "DRAFT"), "d.gguf only drafts tokens", "llmcli chat REF -md"),
+    ],
+)
+def test_a_wrong_use_is_one_error_with_the_next_thing_to_type(
+    words: tuple[str, ...],
+    message: str,
+    hint: str,
+    target: Path,
+    small_draft: Path,
+    llmcli: Callable[..., Done],
+) -> None:
+    files = {"TARGET": str(target), "DRAFT": str(small_draft)}
+    done = llmcli(*(files.get(word, word) for word in words))
+    assert done.code in (1, 2)
+    error, advice = done.err.splitlines()[-2:]
+    assert message in error
+    assert hint in advice
+    assert "Traceback" not in done.err
+
+
+def test_a_draft_file_alone_means_draft_eagle3(
+    target: Path, small_draft: Path, llmcli: Callable[..., Done]
+) -> None:
+    words = (str(target), "-md", str(small_draft), "-c", "256", "-t", "1")
+    done = llmcli("run", *words, "-p", "hi", "-n", "4", "--raw", "--temp", "0")
+    assert done.code == 0, done.err
+    plain = llmcli("run", str(target), *words[3:], "-p", "hi", "-n", "4", "--raw", "--temp", "0")
+    assert done.out == plain.out
+    planned = llmcli("plan", *words, "--json")
+    assert planned.code == 0, planned.err
+    file_bytes = small_draft.stat().st_size
+    inputs_bytes = 4 * 3 * 64 * 2048  # of three layers for the rows of a batch
+    draft_bytes = json.loads(planned.out)["draft_bytes"]
+    assert inputs_bytes + 0.9 * file_bytes < draft_bytes < inputs_bytes + file_bytes + (8 << 20)
