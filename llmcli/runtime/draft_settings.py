@@ -48,6 +48,8 @@ class DraftSettings:
     ngram: str = "auto"  # one of NGRAM_DRAFT_MODES: whether to guess from repetitions in the text
     model: Path | None = None  # the GGUF file of a draft model
     method: str = "auto"  # one of METHODS; all but "auto" use no other method
+    # whether to create the drafters even where they can save no time, so that they can be measured
+    measures: bool = False
 
     @property
     def is_requested(self) -> bool:
@@ -134,7 +136,7 @@ def open_speculation(
     placement: ModelPlacement,
 ) -> Iterator[Speculation | None]:
     """Create the drafters for a model and measure the cost of its passes in `context`, which must
-    be empty. Yield None when drafting is off or cannot save time.
+    be empty. Yield None when drafting is off or cannot save time, unless it shall be measured.
 
     A draft model is opened with the same `options` and on the same devices as the model. It is
     closed after the `with` block. Raises UserError when the draft model has another vocabulary or a
@@ -178,7 +180,7 @@ def open_speculation(
             drafter for drafter_type in drafter_types if (drafter := drafter_type.create(resources))
         )
         speculation = Speculation(created, cost, max_rows, exact_rows, options.reproducible)
-        if not created or not _pays(cost, max_rows):
+        if not created or not (settings.measures or _pays(cost, max_rows)):
             context.on_computed = None  # a drafter that is not used need not follow the passes
             yield None
             return

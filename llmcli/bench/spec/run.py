@@ -1,0 +1,376 @@
+"""The work of `bench spec`: open a model with each method of drafting in turn, measure it, and
+print the results. The options of the command are in llmcli/commands/bench/spec.py.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from llmcli.bench.spec.measure import MethodResult, MethodTrial, TaskResult, measure_method
+from llmcli.bench.spec.speed_bound import SHORTEST_DRAFT, guess_seconds
+from llmcli.bench.spec.task_kinds import TASK_NAMES, TaskKind, load_task_kind
+from llmcli.bench.speed.parameter_grid import parse_words
+from llmcli.bench.statistics.paired_test import Comparison
+from llmcli.config import Config
+from llmcli.errors import UsageError, UserError
+from llmcli.model_loader.prepare import prepare_model
+from llmcli.model_loader.rehearsal.rehearse import rehearse_file
+from llmcli.planning import resolve_options
+from llmcli.planning.state_budget import state_budget
+from llmcli.runtime.binding.placement.model_placement import ModelPlacement
+from llmcli.runtime.draft_settings import DraftSettings
+from llmcli.runtime.drafting import drafters
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.ui import UI
+from llmcli.units import format_count
+from quant.model_file.read_header import read_header
+
+DRAFT_MODEL, NGRAM = "model", "ngram"  # the methods of -md and --ngram-draft
+DEFAULT_CTX = 2048  # enough for the prompts and the longest answers
+SHOWN_DEPTHS = (1, 2, 3, 4, 8)
+NOT_OFFERED = "this model has no such drafts"
+
+
+@dataclass(frozen=True, slots=True)
+class SpecRequest:
+    """What to measure. `methods`: None for all that the model offers. `n_tokens`: tokens of the
+    longest answers. `draft_ref`: the draft model.
+    """
+
+    ref: str
+    methods: tuple[str, ...] | None
+    tasks: tuple[TaskKind, ...]
+    n_tokens: int
+    n_pairs: int
+    draft_ref: str | None
+    options: RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class SpecResult:
+    """The measurements of all methods. `obstacles`: for each other method, why the model does not
+    offer it. `options`: as they were chosen for this machine.
+    """
+
+    name: str
+    path: Path
+    draft_path: Path | None
+    options: RunOptions
+    n_tokens: int
+    methods: tuple[MethodResult, ...]
+    obstacles: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenRequest:
+    """How the model is opened for each method."""
+
+    path: Path
+    options: RunOptions
+    placement: ModelPlacement
+    draft_path: Path | None
+    native_sampling: bool
+
+
+def parse_methods(text: str | None, draft_ref: str | None) -> tuple[str, ...] | None:
+    """Return the names in --methods; None without the option. Raises UserError or UsageError."""
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(parse_words("--methods", [text], method_names())))
+    if DRAFT_MODEL in names and draft_ref is None:
+        raise UsageError("--methods model needs a draft model", hint="name it with -md REF")
+    return names
+
+
+def parse_tasks(text: str | None) -> tuple[TaskKind, ...]:
+    """Return the kinds of tasks in --tasks; all without the option. Raises UserError."""
+    names = parse_words("--tasks", [text], TASK_NAMES) if text is not None else TASK_NAMES
+    return tuple(load_task_kind(name) for name in dict.fromkeys(names))
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, in the order in which drafters are preferred."""
+    return [kind.name for kind in sorted(drafters().values(), key=lambda kind: kind.order)]
+
+
+def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
+    """Measure all requested methods. Raises UserError if a method cannot be measured that was
+    requested by its name or with -md, or if there is none.
+    """
+    model = prepare_model(request.ref, None, config, ui)
+    rehearse_file(model.path, config, ui)
+    draft_path = None
+    if request.draft_ref is not None:
+        draft_path = prepare_model(request.draft_ref, None, config, ui).path
+        rehearse_file(draft_path, config, ui)
+    header = read_header(model.path)
+    trained = header.context_length or DEFAULT_CTX
+    options = replace(
+        request.options, ctx_size=request.options.ctx_size or min(DEFAULT_CTX, trained)
+    )
+    options, placement = resolve_options.resolve_options(header, options, ui.warn, note=ui.note)
+    options = resolve_options.resolve_flash_attention(header, options, placement, config)
+    opening = _OpenRequest(model.path, options, placement, draft_path, config.native_sampling)
+    results: list[MethodResult] = []
+    errors: dict[str, UserError] = {}
+    for name in request.methods or method_names():
+        try:
+            results.append(_measure(name, opening, request, ui))
+        except UserError as error:
+            if request.methods:
+                raise
+            errors[name] = error
+    if draft_path is not None and DRAFT_MODEL in errors:
+        raise errors[DRAFT_MODEL]
+    if not results:
+        raise next(iter(errors.values()))
+    obstacles = tuple((name, str(error)) for name, error in errors.items())
+    return SpecResult(
+        model.name, model.path, draft_path, options, request.n_tokens, tuple(results), obstacles
+    )
+
+
+def _measure(name: str, opening: _OpenRequest, request: SpecRequest, ui: UI) -> MethodResult:
+    """Open the model for the method `name`, and measure it. Raises UserError if the model does not
+    offer it.
+    """
+    n_steps = sum(request.n_pairs + len(task.prompts) for task in request.tasks)
+    with ExitStack() as stack:
+        with ui.status(f"loading for {name} …"):
+            trial = _open_trial(stack, name, opening, request.n_tokens)
+        with ui.bar(f"bench {name}", n_steps, "answers") as bar:
+            return measure_method(trial, request.tasks, request.n_pairs, lambda: bar.advance(1))
+
+
+def _open_trial(stack: ExitStack, name: str, opening: _OpenRequest, n_tokens: int) -> MethodTrial:
+    """Open the model with the drafter `name`. Methods other than `model` get the file of -md only
+    if they need one. Raises UserError if the model does not offer the method.
+    """
+    if name == DRAFT_MODEL and opening.draft_path is None:
+        raise UserError("it needs a draft model", hint="-md REF")
+    files = [opening.draft_path] if name == DRAFT_MODEL else [None, opening.draft_path]
+    problem = UserError(NOT_OFFERED)
+    for file in dict.fromkeys(files):
+        with ExitStack() as attempt:
+            try:
+                runner = attempt.enter_context(_open_runner(name, file, opening))
+            except UserError as error:
+                problem = error
+                continue
+            speculation = runner.engine.resources.speculation
+            chosen = [
+                drafter
+                for drafter in (speculation.drafters if speculation else ())
+                if drafter.name == name
+            ]
+            if speculation and chosen:
+                stack.push(attempt.pop_all())
+                speculation = replace(speculation, drafters=tuple(chosen))
+                return MethodTrial(runner, speculation, n_tokens)
+            problem = UserError(runner.draft_obstacle or NOT_OFFERED)
+    raise problem
+
+
+@contextmanager
+def _open_runner(name: str, file: Path | None, opening: _OpenRequest) -> Iterator[Runner]:
+    """Open the model with the method `name` and the draft model `file`."""
+    drafting = DraftSettings("on" if name == NGRAM else "auto", file, name, measures=True)
+    with open_runner(
+        opening.path,
+        opening.options,
+        placement=opening.placement,
+        native_sampling=opening.native_sampling,
+        drafting=drafting,
+    ) as runner:
+        # recurrent state may need a checkpoint before a draft
+        runner.engine.schedule = replace(
+            runner.engine.schedule, host_bytes=state_budget(runner.mapped_bytes)
+        )
+        yield runner
+
+
+def build_document(result: SpecResult) -> dict[str, Any]:
+    """Return the result as a JSON document. A field is null where there is nothing to measure."""
+    options = result.options
+    return {
+        "model": {"name": result.name, "path": str(result.path)},
+        "draft_model": str(result.draft_path) if result.draft_path else None,
+        "threads": options.threads,
+        "ctx_size": options.ctx_size,
+        "cache_type_k": options.cache_type_k,
+        "cache_type_v": options.cache_type_v,
+        "n_gen": result.n_tokens,
+        "methods": [_method_document(method) for method in result.methods],
+        "not_measured": dict(result.obstacles),
+    }
+
+
+def _method_document(method: MethodResult) -> dict[str, Any]:
+    cost = method.cost
+    return {
+        "method": method.method,
+        "pass_ms": {str(rows): cost(rows) * 1e3 for rows in sorted(cost.ratios)},
+        "pass_ratios": {str(rows): cost.ratio(rows) for rows in sorted(cost.ratios)},
+        "tasks": [_task_document(method, task) for task in method.tasks],
+    }
+
+
+def _task_document(method: MethodResult, task: TaskResult) -> dict[str, Any]:
+    bound, speed, longest = method.bound(task), task.comparison, task.longest
+    return {
+        "task": task.task,
+        "acceptance": longest.acceptance,
+        "guesses": longest.made,
+        "checked": longest.checked,
+        "right": longest.right,
+        "guess_ms": guess_seconds(longest) * 1e3,
+        "longest_tokens_per_pass": task.longest_tokens_per_pass,
+        "drafts": task.used.n_drafts,
+        "drafted_tokens": task.used.n_guesses,
+        "accepted_tokens": task.used.n_right,
+        "tokens_per_pass": task.tokens_per_pass,
+        "plain_ts": speed.a if speed else (),
+        "drafted_ts": speed.b if speed else (),
+        "plain_median_ts": median(speed.a) if speed else None,
+        "drafted_median_ts": median(speed.b) if speed else None,
+        "ratio": speed.ratio if speed else None,
+        "low": (speed.low or None) if speed else None,
+        "high": speed.high if speed and math.isfinite(speed.high) else None,
+        "confidence": speed.confidence if speed else None,
+        "pairs": task.n_pairs,
+        "same_texts": task.n_same,
+        "bound": bound.speed,
+        "bound_guesses": bound.n_guesses,
+        "bound_tokens_per_pass": bound.tokens_per_pass,
+        "break_even": bound.break_even,
+    }
+
+
+COLUMNS = (
+    "method, task",
+    f"right at {', '.join(map(str, SHOWN_DEPTHS))} (%)",
+    "tokens/pass",
+    "plain tok/s",
+    "drafts tok/s",
+    "speed",
+    "95 % interval",
+    "bound",
+    "with",
+)
+
+
+def table_rows(result: SpecResult) -> list[tuple[str, ...]]:
+    """Return a row of texts for each method and task, with the columns COLUMNS."""
+    return [_table_row(method, task) for method in result.methods for task in method.tasks]
+
+
+def _table_row(method: MethodResult, task: TaskResult) -> tuple[str, ...]:
+    speed, bound = task.comparison, method.bound(task)
+    return (
+        f"{method.method}, {task.task}",
+        format_acceptance(task),
+        f"{task.tokens_per_pass:.2f}",
+        *(
+            (
+                f"{median(speed.a):.1f}",
+                f"{median(speed.b):.1f}",
+                f"{speed.ratio:.3f}",
+                _format_interval(speed),
+            )
+            if speed
+            else ("", "", "", "answers too short")
+        ),
+        f"{bound.speed:.2f}",
+        f"{bound.n_guesses} guesses" if bound.n_guesses else "no drafts",
+    )
+
+
+def format_acceptance(task: TaskResult) -> str:
+    """Return the percentages of right guesses at SHOWN_DEPTHS, such as `91 84 80 – –`."""
+    shares = dict(enumerate(task.longest.acceptance, 1))
+    return " ".join(
+        "–" if (share := shares.get(depth)) is None else f"{share * 100:.0f}"
+        for depth in SHOWN_DEPTHS
+    )
+
+
+def _format_interval(speed: Comparison) -> str:
+    if not speed.low or math.isinf(speed.high):
+        return "too few pairs"
+    return f"{speed.low:.3f} to {speed.high:.3f}"
+
+
+def verdicts(result: SpecResult) -> list[str]:
+    """Return a sentence for each method about where it is faster, and sentences that say which cost
+    of passes would be needed where drafts cannot save time.
+    """
+    lines = []
+    for method in result.methods:
+        faster = [task for task in method.tasks if _compares(task, lambda s: s.low > 1)]
+        slower = [task for task in method.tasks if _compares(task, lambda s: s.high < 1)]
+        parts = [
+            f"{word} with {_join_tasks(tasks)}"
+            for word, tasks in (("faster", faster), ("slower", slower))
+            if tasks
+        ]
+        lines.append(f"{method.method}: {', '.join(parts) or 'no difference that is certain'}")
+        lines += [
+            _describe_break_even(method, task)
+            for task in method.tasks
+            if not method.bound(task).n_guesses and task.longest.n_drafts
+        ]
+    lines += [f"{name} was not measured: {reason}" for name, reason in result.obstacles]
+    return lines
+
+
+def _compares(task: TaskResult, holds: Callable[[Comparison], bool]) -> bool:
+    return task.comparison is not None and holds(task.comparison)
+
+
+def _join_tasks(tasks: Sequence[TaskResult]) -> str:
+    return ", ".join(
+        f"{task.task} ({task.comparison.ratio:.2f})" for task in tasks if task.comparison
+    )
+
+
+def _describe_break_even(method: MethodResult, task: TaskResult) -> str:
+    rows = SHORTEST_DRAFT + 1
+    have, need = method.cost.ratio(rows), method.bound(task).break_even
+    if need <= 1:
+        return f"{method.method}, {task.task}: too few guesses are right for any machine"
+    return (
+        f"{method.method}, {task.task}: drafts save time where a pass of {rows} rows takes less than "
+        f"{need:.2f} passes of one row; here it takes {have:.2f}"
+    )
+
+
+def describe_costs(method: MethodResult) -> str:
+    """Return a sentence about the cost of passes."""
+    cost = method.cost
+    several = ", ".join(
+        f"{rows}: {cost.ratio(rows):.2f}" for rows in sorted(cost.ratios) if rows > 1
+    )
+    return (
+        f"{method.method}: a pass of one row takes {cost.single_seconds * 1e3:.1f} ms; passes of "
+        f"several rows relative to it: {several}"
+    )
+
+
+def print_benchmark(result: SpecResult, ui: UI) -> None:
+    """Print the table, the cost of passes, and the verdicts."""
+    options = result.options
+    draft = f" · drafts of {result.draft_path.name}" if result.draft_path else ""
+    ui.text(
+        f"{result.name} · {format_count(options.threads or 1, 'thread')} · "
+        f"KV {options.cache_type_k}, {options.cache_type_v} · "
+        f"answers of up to {result.n_tokens} tokens{draft}"
+    )
+    ui.table(COLUMNS, table_rows(result), right=COLUMNS[2:6] + COLUMNS[7:8])
+    ui.text()
+    for line in (*map(describe_costs, result.methods), *verdicts(result)):
+        ui.text(line)
