@@ -22,8 +22,9 @@ from llmcli.model_loader.rehearsal.rehearse import rehearse_file
 from llmcli.planning import resolve_options
 from llmcli.planning.state_budget import state_budget
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
-from llmcli.runtime.draft_settings import DraftSettings
+from llmcli.runtime.draft_settings import MIN_DRAFT_ROWS, DraftSettings
 from llmcli.runtime.drafting import drafters
+from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.ui import UI
@@ -104,11 +105,13 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     """
     model = prepare_model(request.ref, None, config, ui)
     rehearse_file(model.path, config, ui)
-    draft_path = None
+    header = read_header(model.path)
+    draft_path: Path | None = None
     if request.draft_ref is not None:
         draft_path = prepare_model(request.draft_ref, None, config, ui).path
+        suggestion = model.entry.draft if model.entry else ""
+        require_same_vocabulary(header, read_header(draft_path), suggestion)
         rehearse_file(draft_path, config, ui)
-    header = read_header(model.path)
     trained = header.context_length or DEFAULT_CTX
     options = replace(
         request.options, ctx_size=request.options.ctx_size or min(DEFAULT_CTX, trained)
@@ -118,14 +121,17 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     opening = _OpenRequest(model.path, options, placement, draft_path, config.native_sampling)
     results: list[MethodResult] = []
     errors: dict[str, UserError] = {}
+    uses_draft = False
     for name in request.methods or method_names():
         try:
-            results.append(_measure(name, opening, request, ui))
+            measured, file = _measure(name, opening, request, ui)
+            results.append(measured)
+            uses_draft = uses_draft or file is not None
         except UserError as error:
             if request.methods:
                 raise
             errors[name] = error
-    if draft_path is not None and DRAFT_MODEL in errors:
+    if draft_path is not None and not uses_draft and DRAFT_MODEL in errors:
         raise errors[DRAFT_MODEL]
     if not results:
         raise next(iter(errors.values()))
@@ -135,32 +141,38 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     )
 
 
-def _measure(name: str, opening: _OpenRequest, request: SpecRequest, ui: UI) -> MethodResult:
-    """Open the model for the method `name`, and measure it. Raises UserError if the model does not
-    offer it.
+def _measure(
+    name: str, opening: _OpenRequest, request: SpecRequest, ui: UI
+) -> tuple[MethodResult, Path | None]:
+    """Open the model for the method `name`, and measure it. Return the result, and the file of -md
+    if the method needed it. Raises UserError if the model does not offer the method.
     """
     n_steps = sum(request.n_pairs + len(task.prompts) for task in request.tasks)
     with ExitStack() as stack:
         with ui.status(f"loading for {name} …"):
-            trial = _open_trial(stack, name, opening, request.n_tokens)
+            trial, file = _open_trial(stack, name, opening, request.n_tokens)
         with ui.bar(f"bench {name}", n_steps, "answers") as bar:
-            return measure_method(trial, request.tasks, request.n_pairs, lambda: bar.advance(1))
+            result = measure_method(trial, request.tasks, request.n_pairs, lambda: bar.advance(1))
+    return result, file
 
 
-def _open_trial(stack: ExitStack, name: str, opening: _OpenRequest, n_tokens: int) -> MethodTrial:
-    """Open the model with the drafter `name`. Methods other than `model` get the file of -md only
-    if they need one. Raises UserError if the model does not offer the method.
+def _open_trial(
+    stack: ExitStack, name: str, opening: _OpenRequest, n_tokens: int
+) -> tuple[MethodTrial, Path | None]:
+    """Open the model with the drafter `name`, until `stack` is closed. Methods other than `model`
+    get the file of -md only if they need one; return it, too. Raises UserError if the model does
+    not offer the method.
     """
     if name == DRAFT_MODEL and opening.draft_path is None:
-        raise UserError("it needs a draft model", hint="-md REF")
+        raise UserError("it needs a draft model (-md)", hint="-md REF")
     files = [opening.draft_path] if name == DRAFT_MODEL else [None, opening.draft_path]
-    problem = UserError(NOT_OFFERED)
+    problem: UserError | None = None
     for file in dict.fromkeys(files):
         with ExitStack() as attempt:
             try:
                 runner = attempt.enter_context(_open_runner(name, file, opening))
             except UserError as error:
-                problem = error
+                problem = problem or error
                 continue
             speculation = runner.engine.resources.speculation
             chosen = [
@@ -171,8 +183,10 @@ def _open_trial(stack: ExitStack, name: str, opening: _OpenRequest, n_tokens: in
             if speculation and chosen:
                 stack.push(attempt.pop_all())
                 speculation = replace(speculation, drafters=tuple(chosen))
-                return MethodTrial(runner, speculation, n_tokens)
-            problem = UserError(runner.draft_obstacle or NOT_OFFERED)
+                return MethodTrial(runner, speculation, n_tokens), file
+            is_too_small = runner.context.n_batch < MIN_DRAFT_ROWS
+            problem = problem or UserError(runner.draft_obstacle if is_too_small else NOT_OFFERED)
+    assert problem
     raise problem
 
 

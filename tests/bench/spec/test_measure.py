@@ -37,7 +37,7 @@ def speak(tokens: list[int]) -> int:
 
 def open_trial(drafter: Knowing, seconds: dict[int, float] = EXPENSIVE) -> MethodTrial:
     runner = fake_runner(speak, n_ctx=512)
-    return MethodTrial(runner, Speculation((drafter,), Steady(seconds), 16), 64)
+    return MethodTrial(runner, Speculation((drafter,), Steady(seconds), 16), 128)
 
 
 def answer(
@@ -148,7 +148,7 @@ def test_free_passes_always_pay(chance: float):
     assert FreePasses()(16) == FreePasses()(1)
 
 
-def test_recurrent_state_limits_the_longest_drafts(monkeypatch: pytest.MonkeyPatch):
+def test_recurrent_state_limits_the_longest_drafts():
     runner = fake_runner(speak, n_ctx=512, is_recurrent=True, n_rs_seq=3)
     trial = MethodTrial(runner, Speculation((Knowing(REPLY),), Steady(EXPENSIVE), 16), 64)
     longest = trial.drafted_longest("one", "a")

@@ -198,14 +198,16 @@ def test_a_method_without_any_draft_has_no_acceptance_chart() -> None:
     assert [chart.title for chart in charts] == ["Cost of a pass"]
 
 
-def test_the_page_has_all_charts_and_loads_nothing(llmcli: Llmcli, stories_gguf: Path) -> None:
+def test_the_page_has_all_charts_and_loads_nothing(
+    llmcli: Llmcli, stories_gguf: Path, tmp_path: Path
+) -> None:
     assert [chart.title for chart in build_page(result()).charts] == [
         "Speed relative to plain decoding",
         "Acceptance of fast",
         "Acceptance of slow",
         "Cost of a pass",
     ]
-    out = stories_gguf.parent / "spec.html"
+    out = tmp_path / "spec.html"
     words = ("bench", "spec", str(stories_gguf), "--methods", "ngram", "--tasks", "edit")
     done = llmcli(*words, "-n", "12", "--pairs", "1", "-t", "1", "-o", str(out), "--chart")
     assert done.code == 0, done.err
@@ -219,4 +221,5 @@ def test_the_page_has_all_charts_and_loads_nothing(llmcli: Llmcli, stories_gguf:
 
 
 def test_the_help_lists_the_kinds_of_tasks(llmcli: Llmcli) -> None:
-    assert ", ".join(TASK_NAMES) in " ".join(llmcli("bench", "spec", "--help").out.split())
+    page = llmcli("bench", "spec", "--help").out
+    assert all(name in page for name in TASK_NAMES)
