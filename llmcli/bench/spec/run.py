@@ -239,7 +239,7 @@ def _task_document(method: MethodResult, task: TaskResult) -> dict[str, Any]:
     return {
         "task": task.task,
         "acceptance": longest.acceptance,
-        "guesses": longest.made,
+        "guesses": longest.guesses,
         "checked": longest.checked,
         "right": longest.right,
         "guess_ms": guess_seconds(longest) * 1e3,

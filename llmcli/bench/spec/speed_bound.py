@@ -42,7 +42,7 @@ def find_bound(counts: DraftCounts, n_passes: int, cost: PassCost) -> SpeedBound
     """
     best, chosen, per_pass = 1.0, 0, 1.0
     n_tokens, n_single = n_passes + counts.n_right, n_passes - counts.n_drafts
-    for n_guesses in range(1, len(counts.made) + 1):
+    for n_guesses in range(1, len(counts.guesses) + 1):
         passes = _count_passes(counts, n_guesses)
         seconds = sum(count * cost(length + 1) for length, count in passes.items())
         total = n_single + (seconds + _drafting_seconds(counts, passes)) / cost.single_seconds
@@ -63,8 +63,8 @@ def _count_passes(counts: DraftCounts, n_guesses: int) -> Counter[int]:
     depend on the run.
     """
     passes: Counter[int] = Counter()
-    for length, (made, following) in enumerate(pairwise((*counts.made, 0)), 1):
-        passes[min(length, n_guesses)] += made - following
+    for length, (guesses, following) in enumerate(pairwise((*counts.guesses, 0)), 1):
+        passes[min(length, n_guesses)] += guesses - following
     for length, (reached, following) in enumerate(pairwise((counts.n_drafts, *counts.right, 0))):
         passes[n_guesses] += (reached - following) * (length // (n_guesses + 1))
     return passes

@@ -176,7 +176,7 @@ def draft_document(counts: DraftCounts) -> dict[str, Any]:
     return {
         "method": counts.method,
         "drafts": counts.n_drafts,
-        "guesses": counts.made,
+        "guesses": counts.guesses,
         "checked": counts.checked,
         "right": counts.right,
         "draft_ms": counts.seconds * 1e3,

@@ -9,7 +9,7 @@ from itertools import zip_longest
 class DraftCounts:
     """The checked drafts of one method. Entry 0 of each tuple is about the first guesses of drafts.
 
-    - `made`: the number of guesses. `checked`: how many of them the model has drawn a token for,
+    - `guesses`: the number of guesses. `checked`: how many of them the model has drawn a token for,
       because all guesses before were right. `right`: how many of these were right.
     - `seconds`: the time for making the drafts, without reading the text before them.
 
@@ -17,7 +17,7 @@ class DraftCounts:
     """
 
     method: str
-    made: tuple[int, ...] = ()
+    guesses: tuple[int, ...] = ()
     checked: tuple[int, ...] = ()
     right: tuple[int, ...] = ()
     seconds: float = 0.0
@@ -25,12 +25,12 @@ class DraftCounts:
     @property
     def n_drafts(self) -> int:
         """Return the number of drafts."""
-        return self.made[0] if self.made else 0
+        return self.guesses[0] if self.guesses else 0
 
     @property
     def n_guesses(self) -> int:
         """Return the number of guesses in all drafts."""
-        return sum(self.made)
+        return sum(self.guesses)
 
     @property
     def n_right(self) -> int:
@@ -52,7 +52,7 @@ class DraftCounts:
         assert self.method == other.method, (self.method, other.method)
         return DraftCounts(
             self.method,
-            _add(self.made, other.made),
+            _add(self.guesses, other.guesses),
             _add(self.checked, other.checked),
             _add(self.right, other.right),
             self.seconds + other.seconds,
@@ -73,7 +73,7 @@ class DraftTally:
 
     def __init__(self, method: str) -> None:
         self.method, self.seconds = method, 0.0
-        self.made: list[int] = []
+        self.guesses: list[int] = []
         self.checked: list[int] = []
         self.right: list[int] = []
 
@@ -82,7 +82,7 @@ class DraftTally:
         first `n_checked` of them, and the first `n_right` were right.
         """
         for numbers, count in (
-            (self.made, n_guesses),
+            (self.guesses, n_guesses),
             (self.checked, n_checked),
             (self.right, n_right),
         ):
@@ -94,5 +94,5 @@ class DraftTally:
     def counts(self) -> DraftCounts:
         """Return what was recorded so far."""
         return DraftCounts(
-            self.method, tuple(self.made), tuple(self.checked), tuple(self.right), self.seconds
+            self.method, tuple(self.guesses), tuple(self.checked), tuple(self.right), self.seconds
         )

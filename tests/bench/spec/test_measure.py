@@ -131,7 +131,7 @@ def test_the_longest_drafts_are_made_even_where_they_cost_too_much():
     assert longest.text == REPLY.decode()
     (counts,) = longest.drafts
     assert counts.n_drafts == len(drafter.results)
-    assert len(counts.made) == 15
+    assert len(counts.guesses) == 15
     assert counts.n_right == sum(accepted for _, accepted in drafter.results)
     assert [answer.cached_tokens for answer in (plain, drafted, longest)] == [0, 0, 0]
 
@@ -153,7 +153,7 @@ def test_recurrent_state_limits_the_longest_drafts():
     trial = MethodTrial(runner, Speculation((Knowing(REPLY),), Steady(EXPENSIVE), 16), 64)
     longest = trial.drafted_longest("one", "a")
     assert longest.text == REPLY[:64].decode()
-    assert len(longest.drafts[0].made) == 3
+    assert len(longest.drafts[0].guesses) == 3
 
 
 def test_ctrl_c_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch):

@@ -101,8 +101,8 @@ def assert_counts_agree(answer: Answer, drafter: Knowing) -> None:
             made[depth] += 1
             checked[depth] += depth <= accepted
             right[depth] += depth < accepted
-    depth = len(counts.made)
-    assert counts.made == tuple(made[:depth]) and not any(made[depth:])
+    depth = len(counts.guesses)
+    assert counts.guesses == tuple(made[:depth]) and not any(made[depth:])
     assert counts.right == tuple(right[:depth])
     # the end of the answer may be before the guess that would have been checked next
     missing = sum(checked) - sum(counts.checked)
