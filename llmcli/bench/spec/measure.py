@@ -125,8 +125,15 @@ class MethodTrial:
 
     def measure_cost(self) -> PassCost:
         """Return the cost of passes, measured with an empty cache."""
-        self.runner.engine.ledger.evict_idle()
+        self._empty_cache()
         return measure_pass_cost(self.runner.context, self.used.max_rows)
+
+    def _empty_cache(self) -> None:
+        """Drop all cached tokens, also from host memory."""
+        engine = self.runner.engine
+        engine.ledger.evict_idle()
+        for slot in range(self.runner.context.n_seq_max):
+            engine.scheduler.idle_offload.drop_slot(slot)
 
     def _use(self, speculation: Speculation) -> None:
         engine = self.runner.engine
@@ -137,7 +144,7 @@ class MethodTrial:
         used for drafts. Raises KeyboardInterrupt after Ctrl-C, which only ends the answer.
         """
         runner = self.runner
-        runner.engine.ledger.evict_idle()
+        self._empty_cache()
         tokens = (
             runner.encode_chat([Message("user", prompt)])
             if runner.template

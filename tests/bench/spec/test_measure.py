@@ -1,6 +1,7 @@
 """The measurements of `bench spec`: the order of answers, acceptance by depth, and speeds."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -154,6 +155,16 @@ def test_recurrent_state_limits_the_longest_drafts():
     longest = trial.drafted_longest("one", "a")
     assert longest.text == REPLY[:64].decode()
     assert len(longest.drafts[0].guesses) == 3
+
+
+def test_no_answer_uses_cached_tokens_not_even_of_host_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llmcli.runtime.kv_cache.offload.is_worth_storing", lambda cost: True)
+    trial = open_trial(Knowing(REPLY))
+    engine = trial.runner.engine
+    engine.schedule = replace(engine.schedule, host_bytes=1 << 20)
+    answers = [trial.plain("one"), trial.drafted("one", "a"), trial.plain("one")]
+    assert [answer.cached_tokens for answer in answers] == [0, 0, 0]
+    assert not len(engine.scheduler.idle_offload)
 
 
 def test_ctrl_c_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch):
