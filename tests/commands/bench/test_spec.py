@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.plots import drafts
-from llmcli.bench.spec import run
+from llmcli.bench.spec import output
 from llmcli.bench.spec.measure import MethodResult, TaskResult
 from llmcli.bench.spec.run import SpecResult
 from llmcli.bench.spec.task_kinds import TASK_NAMES
@@ -148,7 +148,7 @@ def result() -> SpecResult:
 
 
 def test_the_verdicts_say_where_drafts_pay_and_what_they_would_need() -> None:
-    assert run.verdicts(result()) == [
+    assert output.verdicts(result()) == [
         "fast: faster with edit (1.70)",
         "slow: slower with free (0.90)",
         "slow, free: drafts save time where a pass of 4 rows takes less than "
@@ -158,7 +158,7 @@ def test_the_verdicts_say_where_drafts_pay_and_what_they_would_need() -> None:
 
 
 def test_the_table_has_a_row_for_each_method_and_task() -> None:
-    fast, slow = run.table_rows(result())
+    fast, slow = output.table_rows(result())
     assert fast[:7] == (
         "fast, edit",
         "90 89 75 – –",

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.bench import report_page
 from llmcli.bench.plots import drafts
-from llmcli.bench.spec import run
+from llmcli.bench.spec import output
 from llmcli.charts.chart import Table
 from llmcli.commands.options.report import ReportSettings, show_report
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def print_result(result: "SpecResult", reporting: ReportSettings, ui: "UI") -> None:
     """Print the result as text or JSON, then draw its charts and write the report."""
     if ui.json:
-        ui.result(run.build_document(result))
+        ui.result(output.build_document(result))
     else:
-        run.print_benchmark(result, ui)
+        output.print_benchmark(result, ui)
     show_report(
         lambda: build_page(result), lambda: drafts.build_charts(result.methods)[:1], reporting, ui
     )
@@ -33,11 +33,11 @@ def build_page(result: "SpecResult") -> "ReportPage":
         f"KV cache {result.options.cache_type_k}, {result.options.cache_type_v}; "
         f"threads: {result.options.threads}."
     )
-    table = Table(run.COLUMNS, tuple(run.table_rows(result)), frozenset((2, 3, 4, 5, 7)))
+    table = Table(output.COLUMNS, tuple(output.table_rows(result)), frozenset((2, 3, 4, 5, 7)))
     return report_page.build_page(
         f"Drafts of {result.name}",
         about,
-        run.verdicts(result),
+        output.verdicts(result),
         drafts.build_charts(result.methods),
         [("All results", table)],
     )
