@@ -65,6 +65,8 @@ class DraftSettings:
     ngram: str = "auto"  # one of NGRAM_DRAFT_MODES: whether to guess from repetitions in the text
     model: Path | None = None  # the GGUF file of a draft model, or of an EAGLE-3 draft
     method: str = "auto"  # one of METHODS; all but "auto" use no other method
+    # whether to create the drafters even where they can save no time, so that they can be measured
+    measures: bool = False
 
     @property
     def is_requested(self) -> bool:
@@ -196,7 +198,7 @@ def open_speculation(
     placement: ModelPlacement,
 ) -> Iterator[Speculation | None]:
     """Create the drafters for a model and measure the cost of its passes in `context`, which must
-    be empty. Yield None when drafting is off or cannot save time.
+    be empty. Yield None when drafting is off or cannot save time, unless it shall be measured.
 
     A draft model is opened with the same `options` and on the same devices as the model. It is
     closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
@@ -222,7 +224,7 @@ def open_speculation(
         cost = measure_pass_cost(context, output_rows)
         exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(placement)) else 0
         max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
-        if not _pays(cost, max_rows):
+        if not settings.measures and not _pays(cost, max_rows):
             yield None  # and no drafter observes the passes
             return
         uses_ngrams = settings.method in ("auto", "ngram") and (

@@ -491,7 +491,7 @@ def open_bench(args: argparse.Namespace) -> Iterator[tuple[Bench, Speculation]]:
                 load_ms=0.0,
                 native_sampling=True,
                 speculation=speculation,
-                ngram_draft="on",
+                drafting=DraftSettings("on"),
             )
         )
         yield Bench([runner, speculative_runner], Ruler(third), args), speculation

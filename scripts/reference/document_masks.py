@@ -41,7 +41,9 @@ MASKED_PLACES = tuple(
         # The name of the built-in text.
         (r"verified|^pareto ", r"(^|\.)answers\.text$"),
         (r"^eval ", r"^\.text$"),
-        (r" -md |--ngram-draft on", r"\.(drafted|accepted)_tokens$"),
+        (r" -md |--ngram-draft on|^bench spec", r"\.(drafted|accepted)_tokens$"),
+        (r" -md |--ngram-draft on", r"\.(tokens_per_pass|drafts)$"),
+        (r"^bench spec", r"\.(drafts|bound_guesses)$"),
         # The output buffer grows with the longest pass, and measured times decide how long it is.
         (r" -md |--ngram-draft on|--grammar| -jf? |^serve: kv$", r"\.output_bytes$"),
         (r"^sessions", r"\.bytes$"),
@@ -54,6 +56,7 @@ OPTIONAL_KEYS = tuple(
     (re.compile(entry), re.compile(path))
     for entry, path in (
         (r" -md |--ngram-draft on", r"^\.timing\.(drafted|accepted)_tokens$"),
+        (r" -md |--ngram-draft on", r"^\.timing\.(tokens_per_pass|drafts)"),
         (r"bench tune|^home: state/profiles", r"\.settings\.\w+$"),
     )
 )

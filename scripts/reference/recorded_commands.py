@@ -330,6 +330,7 @@ BENCH_COMMANDS = (
     Command(f"{BENCH} -p 16 -n 8", "table"),
     json_command("bench roofline stories.gguf -t 1 -d 0,16 -r 1"),
     json_command(f"bench phases stories.gguf {STEADY} -p 16 -n 8 -r 2"),
+    json_command(f"bench spec stories.gguf {STEADY} -n 8 --pairs 1 --tasks free --methods ngram"),
     json_command(f"bench compare stories.gguf small.gguf {STEADY} -p 16 -n 8 --seconds 0.3"),
     json_command(
         "bench compare stories.gguf --a '-ub 16' --b '-ub 32' -t 1 -p 16 -n 8 --seconds 0.3"

@@ -150,7 +150,7 @@ def test_options_are_checked_against_the_devices(monkeypatch: pytest.MonkeyPatch
     "command",
     [
         *("run", "chat", "serve", "batch", "plan", "eval", "calibrate", "quantize", "pareto"),
-        *("bench phases", "bench tune", "bench compare"),
+        *("bench phases", "bench tune", "bench compare", "bench spec"),
     ],
 )
 def test_every_command_that_runs_a_model_has_the_options(command: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.requests.context_overflow import OverflowPolicy
+from llmcli.runtime.requests.draft_counts import DraftCounts
 from llmcli.runtime.requests.end_conditions import NO_CONDITIONS, EndConditions
 from llmcli.runtime.requests.placement_options import PLACEMENT_FIELDS, PlacementOptions
 from llmcli.runtime.sampling import Sampling
@@ -180,6 +181,8 @@ class Answer:
       empty. The tuple is empty when they were not requested.
     - `n_drafted`: drafted tokens that the model has checked; None when the strategy drafts nothing.
       `n_accepted`: how many of them were right. `n_drafts`: how many drafts they were in.
+      `drafts`: the same for each method that has drafted, by depth.
+    - `n_passes`: passes after the first token; 0 when the strategy drafts nothing.
     - `overflow_stats`: what was dropped from a full context.
     - `error`: the reason why the answer failed. An error that is not a UserError is a bug.
     - `prompt_scores`: the score of each prompt token after the first, if requested. Of several
@@ -200,6 +203,8 @@ class Answer:
     n_drafted: int | None = None
     n_accepted: int = 0
     n_drafts: int = 0
+    drafts: tuple[DraftCounts, ...] = ()
+    n_passes: int = 0
     overflow_stats: OverflowStats = NO_OVERFLOW
     error: Exception | None = None
     prompt_scores: tuple[TokenScore, ...] = ()
@@ -222,6 +227,13 @@ class Answer:
         milliseconds.
         """
         return self.generate_ms / (len(self.tokens) - 1) if len(self.tokens) > 1 else 0.0
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Return the average number of tokens of a pass after the first token. Return 0 when the
+        strategy drafts nothing.
+        """
+        return (len(self.tokens) - 1) / self.n_passes if self.n_passes and self.tokens else 0.0
 
     @property
     def tokens_per_second(self) -> float:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.requests.context_overflow import ShortenedText
+from llmcli.runtime.requests.draft_counts import DraftCounts
 from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS
 from llmcli.runtime.requests.request import (
     NO_OVERFLOW,
@@ -117,6 +118,8 @@ class SequenceAccounting:
     n_drafted: int | None = None  # drafted tokens that were checked; None without drafting
     n_accepted: int = 0  # drafted tokens that were right
     n_drafts: int = 0  # drafts that were checked
+    drafts: tuple[DraftCounts, ...] = ()  # the checked drafts of each method that has drafted
+    n_passes: int = 0  # passes after the first token; 0 without drafting
 
 
 @dataclass(slots=True, eq=False)
@@ -324,6 +327,8 @@ class Sequence:
             n_drafted=accounting.n_drafted,
             n_accepted=accounting.n_accepted,
             n_drafts=accounting.n_drafts,
+            drafts=accounting.drafts,
+            n_passes=accounting.n_passes,
             overflow_stats=self.overflow_stats,
             error=self.error,
             prompt_scores=tuple(self.prompt_scores),

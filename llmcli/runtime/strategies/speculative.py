@@ -24,6 +24,7 @@ from llmcli.runtime.drafting.base import Draft, DraftState, RowObserver
 from llmcli.runtime.drafting.draft_length import DraftLength
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
+from llmcli.runtime.requests.draft_counts import DraftTally
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import NumpyChain, RowLogits
@@ -73,7 +74,8 @@ class SpeculativeStrategy(GuidedStrategy):
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
         # the drafter's state, its draft, and the seconds that drafting took
         self.last_draft: tuple[DraftState, Draft, float] | None = None
-        self.n_drafted = self.n_accepted = self.n_drafts = 0
+        self.tallies = [DraftTally(drafter.name) for drafter in speculation.drafters]
+        self.n_passes = 0  # passes after the first token
         # False once the cells of wrong guesses could not be dropped; then drafting stops
         self.can_drop_cells = True
         # tokens of the slot before the present draft, and whether a checkpoint there is needed for
@@ -89,6 +91,7 @@ class SpeculativeStrategy(GuidedStrategy):
         wrong. Then make the guesses for the next pass. Return the events of the new tokens, and the
         reason to finish if the answer ends.
         """
+        self.n_passes += bool(sequence.times)
         if sequence.draft:
             events, finish = self._verify(sequence, rows, pass_seconds)
         else:
@@ -175,9 +178,11 @@ class SpeculativeStrategy(GuidedStrategy):
         if isinstance(drafter, RowObserver):
             drafter.observe_rows([last_token, *guessed], pass_logits, n_right)
         self._drop_wrong_guesses(sequence, start + n_right)
-        self.n_drafts += bool(guessed)
-        self.n_drafted += len(guessed)
-        self.n_accepted += n_right
+        # a token that differs from the guess has checked it, too
+        n_checked = min(len(guessed), n_right + (n_agreed < len(new_tokens)))
+        self.tallies[self.drafters.index(drafter)].record(
+            len(guessed), n_checked, n_right, max(0.0, drafting_seconds - draft.reading_seconds)
+        )
         drafter.record_result(len(guessed), n_right)
         self.draft_length.record_draft(
             len(guessed) + self.pass_rows,
@@ -209,8 +214,12 @@ class SpeculativeStrategy(GuidedStrategy):
         that was held back.
         """
         accounting = sequence.accounting
-        accounting.n_drafted, accounting.n_accepted = self.n_drafted, self.n_accepted
-        accounting.n_drafts = self.n_drafts
+        counts = [tally.counts() for tally in self.tallies]
+        accounting.n_drafted = sum(one.n_guesses for one in counts)
+        accounting.n_accepted = sum(one.n_right for one in counts)
+        accounting.n_drafts = sum(one.n_drafts for one in counts)
+        accounting.drafts = tuple(one for one in counts if one.n_drafts)
+        accounting.n_passes = self.n_passes
         if sequence.slot >= 0:
             self._drop_draft_checkpoint(sequence.slot)
         for drafter in self.drafters:

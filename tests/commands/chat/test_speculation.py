@@ -51,7 +51,18 @@ def test_drafted_and_accepted_tokens_are_reported_when_any_were_drafted(
     monkeypatch.setattr(Runner, "__init__", _init_with_prompt_lookup(Runner.__init__))
     timing = json.loads(_run(llmcli, fake, monkeypatch, "--json").out)["timing"]
     assert timing["drafted_tokens"] >= timing["accepted_tokens"] > 0
-    assert "drafted tokens accepted" in _run(llmcli, fake, monkeypatch).err
+    (drafts,) = timing["drafts"]
+    assert (drafts["method"], drafts["drafts"]) == ("ngram", drafts["guesses"][0])
+    assert (sum(drafts["guesses"]), sum(drafts["right"])) == (
+        timing["drafted_tokens"],
+        timing["accepted_tokens"],
+    )
+    expected = (
+        f"drafts: ngram {timing['accepted_tokens']} of {timing['drafted_tokens']} right, "
+        f"{timing['tokens_per_pass']:.1f} tokens a pass"
+    )
+    assert timing["tokens_per_pass"] > 1.5
+    assert expected in _run(llmcli, fake, monkeypatch).err
 
 
 def _run(

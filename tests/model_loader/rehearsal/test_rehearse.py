@@ -338,6 +338,8 @@ COMMANDS = {
     "bench": ("bench", "FILE", "-p", "4", "-n", "2", "-r", "1"),
     "bench phases": ("bench", "phases", "FILE"),
     "bench roofline": ("bench", "roofline", "FILE", "-t", "1"),
+    "bench spec": ("bench", "spec", "FILE"),
+    "bench spec -md": ("bench", "spec", "GOOD", "-md", "FILE"),
     "bench tune": ("bench", "tune", "FILE"),
     "bench compare": ("bench", "compare", "GOOD", "FILE"),
     "eval": ("eval", "FILE"),

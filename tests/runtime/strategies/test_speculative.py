@@ -9,6 +9,7 @@ from llmcli.runtime.drafting.ngram import NgramDrafts, PromptLookup
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.schedule import Schedule
+from llmcli.runtime.requests.draft_counts import sum_counts
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
@@ -88,6 +89,53 @@ def test_wrong_guesses_do_not_change_the_answer(right: float):
     assert contents(speculative) == contents(plain)
     assert sum(accepted for _, accepted in drafter.results) == speculative.n_accepted
     assert len(context.batches) == 1 + len(VERSE) - speculative.n_accepted
+    assert_counts_agree(speculative, drafter)
+
+
+def assert_counts_agree(answer: Answer, drafter: Knowing) -> None:
+    """Check the counts by depth against the results that the drafter was told."""
+    counts = sum_counts("knowing", answer.drafts)
+    made, checked, right = [0] * 15, [0] * 15, [0] * 15
+    for drafted, accepted in drafter.results:
+        for depth in range(drafted):
+            made[depth] += 1
+            checked[depth] += depth <= accepted
+            right[depth] += depth < accepted
+    depth = len(counts.guesses)
+    assert counts.guesses == tuple(made[:depth]) and not any(made[depth:])
+    assert counts.right == tuple(right[:depth])
+    # the end of the answer may be before the guess that would have been checked next
+    missing = sum(checked) - sum(counts.checked)
+    assert missing in (0, 1)
+    assert (counts.n_guesses, counts.n_right) == (answer.n_drafted, answer.n_accepted)
+    n_tokens = len(answer.tokens) - 1
+    assert answer.tokens_per_pass == pytest.approx(n_tokens / answer.n_passes)
+    assert answer.n_passes == len(VERSE) - answer.n_accepted
+
+
+def test_each_method_has_counts_of_its_own():
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE))
+    half = len(VERSE) // 2
+    drafters = tuple(
+        type(f"Knowing{name}", (Knowing,), {"name": name})(VERSE, chance=chance)
+        for name, chance in (("first", 0.99), ("second", 0.98))
+    )
+    drafters[0].answer = list(VERSE[:half])  # knows only the first half
+    engine = Engine(context, FakeModel(), None, Speculation(drafters, Steady(CHEAP), 16))
+    answer = finish(engine, engine.submit(request()))
+    assert [counts.method for counts in answer.drafts] == ["first", "second"]
+    assert [counts.n_right for counts in answer.drafts] == [
+        sum(accepted for _, accepted in drafter.results) for drafter in drafters
+    ]
+    assert all(counts.n_right > half // 2 for counts in answer.drafts)
+    assert sum(counts.n_right for counts in answer.drafts) == answer.n_accepted
+
+
+@pytest.mark.parametrize("limit", range(2, 8))
+def test_a_guess_after_the_end_of_the_answer_is_not_checked(limit: int):
+    _, answer, _ = answer_twice(VERSE, Knowing(VERSE, chance=0.99), max_tokens=limit)
+    counts = sum_counts("knowing", answer.drafts)
+    assert counts.checked == counts.right
 
 
 @pytest.mark.parametrize(
