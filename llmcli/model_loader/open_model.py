@@ -26,7 +26,8 @@ from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.compute_thread import open_on_compute_thread
-from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings, require_heads_for
+from llmcli.runtime.drafting.heads_file import HEAD_METHODS, is_heads_file
 from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.runtime.runner import Runner, open_runner
@@ -244,7 +245,23 @@ class ModelSwitcher:
         with allow_interrupts():
             draft = prepare_model(flags.model_draft, None, self.config, self.ui)
         suggestion = model.entry.draft if model.entry else ""
-        require_same_vocabulary(header, read_header(draft.path), suggestion)
+        draft_header = read_header(draft.path)
+        if is_heads_file(draft_header):
+            heads = require_heads_for(header, draft.path)
+            method = heads.shapes.method
+            if flags.draft not in ("auto", method):
+                raise UserError(
+                    f"{draft.path.name} has heads for --draft {method}, not for --draft "
+                    f"{flags.draft}",
+                    hint=f"leave out --draft {flags.draft}",
+                )
+            return DraftSettings(ngram, None, method, draft.path)
+        if flags.draft in HEAD_METHODS:
+            raise UserError(
+                f"{draft.path.name} has no heads for --draft {flags.draft}: it is a model",
+                hint="use --draft model",
+            )
+        require_same_vocabulary(header, draft_header, suggestion)
         rehearse_file(draft.path, self.config, self.ui)
         return DraftSettings(ngram, draft.path, flags.draft)
 

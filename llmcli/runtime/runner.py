@@ -30,6 +30,7 @@ from llmcli.runtime.draft_settings import (
     NO_DRAFTING,
     DraftSettings,
     open_speculation,
+    require_heads_for,
     uses_gpu,
 )
 from llmcli.runtime.drafting.ngram import PromptLookup
@@ -556,11 +557,16 @@ def open_runner(
         if slots > 1:
             drafting = NO_DRAFTING
     context_settings = context_options(options, slots, drafting, placement)
+    if drafting.heads is not None:
+        require_heads_for(header, drafting.heads)
     predicts = drafting.uses_prediction(header, options, uses_gpu(placement))
     if predicts or drafting.is_requested:
         # the guesses of the shortest draft can then be dropped for nothing
         context_settings = replace(
-            context_settings, outputs_states=predicts, n_rs_seq=MIN_DRAFT_ROWS - 1
+            context_settings,
+            outputs_states=predicts,
+            outputs_final_states=drafting.heads is not None,
+            n_rs_seq=MIN_DRAFT_ROWS - 1,
         )
     opened = (
         reproducible.open_reproducible(header, context_settings, placement.on_host())

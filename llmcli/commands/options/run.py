@@ -245,14 +245,14 @@ DRAFT_FLAGS = (
         ("--draft",),
         str,
         "draft tokens with this method only: ngram, model (-md), mtp (the model's own prediction "
-        "layers); off: never [auto: what saves time]",
+        "layers), medusa or blockwise (heads, -md); off: never [auto: what saves time]",
         "METHOD",
     ),
     Flag(
         "model_draft",
         ("-md", "--model-draft"),
         str,
-        "draft tokens with a smaller model that has the same vocabulary",
+        "draft tokens with a smaller model that has the same vocabulary, or with draft heads",
         "REF",
     ),
     Flag(
@@ -466,6 +466,8 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--draft ngram": lambda flags: flags.draft == "ngram",
     "--draft mtp": lambda flags: flags.draft == "mtp",
     "--draft model": lambda flags: flags.draft == "model",
+    "--draft medusa": lambda flags: flags.draft == "medusa",
+    "--draft blockwise": lambda flags: flags.draft == "blockwise",
     "--ngram-draft off": lambda flags: flags.ngram_draft == "off",
     "--model-draft": lambda flags: flags.model_draft not in (None, "auto", "off"),
     "--ngram-draft": lambda flags: flags.ngram_draft not in ("auto", "off"),
@@ -498,6 +500,8 @@ CONFLICTS = (
             ("ngram", "--model-draft"),
             ("ngram", "--ngram-draft off"),
             ("model", "--ngram-draft"),
+            ("medusa", "--ngram-draft"),
+            ("blockwise", "--ngram-draft"),
         )
     ),
     Conflict(
@@ -531,6 +535,7 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     """
     from llmcli.commands.options.constraint import take_constraint
     from llmcli.runtime.draft_settings import parse_method, parse_ngram_draft
+    from llmcli.runtime.drafting.heads_file import HEAD_METHODS
     from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.sampling import default_sampling, sampling_settings
 
@@ -554,6 +559,10 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     check_conflicts(flags)
     if flags.draft == "model" and flags.model_draft is None:
         raise UsageError("--draft model needs a draft model", hint="name it with -md REF")
+    if flags.draft in HEAD_METHODS and flags.model_draft is None:
+        raise UsageError(
+            f"--draft {flags.draft} needs draft heads", hint="name their file with -md HEADS.gguf"
+        )
     return flags
 
 

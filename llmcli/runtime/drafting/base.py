@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
+from llmcli.runtime.drafting.head_graph import HeadGraph
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
@@ -91,12 +92,14 @@ class DrafterResources:
       model.
     - `vocabulary`: the vocabulary of the model.
     - `prediction`: the context of the model, and that of its prediction layers; None if it has none.
+    - `heads`: the context of the model, and the draft heads for it; None without heads.
     """
 
     uses_ngrams: bool
     draft_model: tuple[Context, PassCost] | None
     vocabulary: Vocabulary
     prediction: tuple[Context, PredictionContext] | None = None
+    heads: tuple[Context, HeadGraph] | None = None
 
 
 class Drafter(Protocol):

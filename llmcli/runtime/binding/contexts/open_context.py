@@ -87,6 +87,8 @@ def _open_pointer(
         abort_callback=abort,
         abort_callback_data=abort_data,
     )
+    if options.outputs_final_states:  # a model's own pooling would give a state for each sequence
+        set_fields(params, pooling_type=CONSTANTS["LLAMA_POOLING_TYPE_NONE"])
     if target is not None:
         set_fields(params, ctx_type=MTP, ctx_other=target.pointer)
     if options.swa_full:
