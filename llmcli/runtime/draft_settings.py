@@ -223,6 +223,7 @@ def prediction_context_options(context: Context) -> ContextOptions:
         n_outputs=1,
         can_append=False,
         outputs_states=False,
+        outputs_final_states=False,
     )
 
 

@@ -513,6 +513,7 @@ def context_options(
         options.cache_type_v,
         options.flash_attn,
         n_outputs=outputs,
+        outputs_final_states=drafting.heads is not None,
         offload_kqv=options.kv_offload,
         swa_full=options.reproducible,
         can_append=options.prefill_cells > 0,
@@ -565,7 +566,6 @@ def open_runner(
         context_settings = replace(
             context_settings,
             outputs_states=predicts,
-            outputs_final_states=drafting.heads is not None,
             n_rs_seq=MIN_DRAFT_ROWS - 1,
         )
     opened = (

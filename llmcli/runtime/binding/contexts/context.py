@@ -487,8 +487,12 @@ class Context:
         include. The buffer has a row per sequence, and grows when a pass asks for more rows
         (llama_context::output_reserve).
         """
-        row_values = self.n_vocab + self.n_embd * self.outputs_final_states
-        return 4 * row_values * self._max_outputs
+        return 4 * self.output_row_values * self._max_outputs
+
+    @property
+    def output_row_values(self) -> int:
+        """Return the number of floats of a row of the output buffer."""
+        return self.n_vocab + self.n_embd * self.outputs_final_states
 
     def memory_breakdown(self) -> MemoryBreakdown | None:
         """Return the bytes that llama.cpp allocated for this context and its model. Return None

@@ -65,9 +65,8 @@ class DryRun:
         # llmcli's own products have no buffers, but would be counted with those of the CPU
         options = replace(options, gemm_min_rows=0)
         with open_context(self._model, options) as context:
-            output = (
-                4 * context.n_vocab * context.n_outputs
-            )  # its size after a pass has asked for the maximum number of rows
+            # its size after a pass has asked for the maximum number of rows
+            output = 4 * context.output_row_values * context.n_outputs
             yield DryRunResult(context.n_ctx, context.n_ubatch, output, context.memory_breakdown())
 
     def tensor_buffers(self) -> list[tuple[str, BufferType]] | None:
