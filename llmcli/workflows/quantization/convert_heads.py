@@ -195,7 +195,7 @@ def _arrange(
         "head.0.output.weight" in named,
     )
     expected = shapes.tensors()
-    for name in expected.keys() | named.keys():
+    for name in {**expected, **named}:
         tensor, shape = named.get(name), expected.get(name)
         if tensor is None or shape is None or tensor.shape != shape[::-1]:
             found = list(tensor.shape) if tensor else "missing"
