@@ -211,7 +211,8 @@ def read_examples(
     """Return the states of the model at each token of the answers, and the tokens after the next
     one.
     """
-    states, labels = [], []
+    states: list[Floats] = []
+    labels: list[list[int]] = []
     options = ContextOptions(
         MAX_PROMPT_TOKENS + args.tokens + 1,
         PASS_ROWS,
@@ -354,7 +355,8 @@ def acceptance(
     states = torch.from_numpy(examples.states[:TEST_STATES])
     labels = examples.labels[:TEST_STATES]
     matrix = torch.from_numpy(output)
-    rates, reached = [], labels[:, 0] >= 0
+    rates: list[float] = []
+    reached = labels[:, 0] >= 0
     for head, values in enumerate(head_states(parameters, states, args)):
         guesses = torch.cat([(part @ matrix.T).argmax(1) for part in values.split(128)]).numpy()
         reached = reached & (labels[:, head] >= 0)

@@ -136,11 +136,13 @@ def require_fitting_heads(model: ModelHeader, heads: DraftHeads) -> None:
     """Raise UserError when draft heads belong to another model than `model`: they have another
     hidden size or vocabulary. Models of the same sizes cannot be told apart.
     """
-    shapes, n_embd = heads.shapes, model_n_embd(model)
+    shapes, (columns, n_vocab) = heads.shapes, output_matrix(model).shape
     difference = ""
-    if shapes.n_embd != n_embd:
-        difference = f"its hidden states have {shapes.n_embd} values, the model's have {n_embd}"
-    elif shapes.n_vocab != (n_vocab := output_matrix(model).shape[1]):
+    if shapes.n_embd != columns:
+        difference = f"its hidden states have {shapes.n_embd} values, the model's have {columns}"
+    elif columns != model_n_embd(model):
+        difference = "the model's output matrix does not read its final hidden states"
+    elif shapes.n_vocab != n_vocab:
         difference = f"it has {shapes.n_vocab} tokens, but the model has {n_vocab}"
     elif heads.vocabulary != vocabulary_hash(model):
         difference = "its vocabulary is different"

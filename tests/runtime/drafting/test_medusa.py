@@ -214,7 +214,7 @@ def test_right_guesses_are_accepted(
     write_heads(tmp_path / "h.gguf", shapes, model_file, scale=0.0)
     with open_small(model_file, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
         drafter = always_drafts(runner, monkeypatch)
-        logit_bias = default_sampling().with_values({"temp": 0, "logit_bias": {0: 1e4}})
+        logit_bias = default_sampling().with_values({"temp": 0, "logit_bias": ("0+100",)})
         found = answer(runner, sampling=logit_bias)
     assert [token.id for token in found.tokens] == [0] * 30
     assert found.n_drafted == found.n_accepted

@@ -49,7 +49,8 @@ class CpuGraph:
         with.
         """
         assert values.flags.c_contiguous and values.dtype == np.float32
-        return self._make(F32, *values.shape, values)
+        rows, columns = values.shape
+        return self._make(F32, rows, columns, values)
 
     def multiply(self, weight: int, inputs: int) -> int:
         """Return the products of the rows of `inputs` with the rows of a weight,
