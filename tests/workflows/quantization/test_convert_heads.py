@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmcli.runtime.drafting.head_graph import open_heads
-from llmcli.runtime.drafting.heads_file import HEAD_METHODS, MEDUSA, read_heads
+from llmcli.runtime.drafting.heads_file import HEAD_METHODS, HEADS_ARCHITECTURE, read_heads
 from quant.model_file.read_header import read_header
 from quant.native import ggml
 from tests.quant import tiny_checkpoint, tiny_gguf
@@ -186,7 +186,7 @@ def test_a_file_of_heads_is_no_model(llmcli: Any, model: Path, tmp_path: Path) -
         assert f"llmcli run MODEL -md '{heads}'" in done.err
     done = llmcli("show", str(heads), "--json")
     assert done.code == 0, done.err
-    assert MEDUSA in done.out
+    assert HEADS_ARCHITECTURE in done.out
 
 
 def test_heads_are_checked_before_the_model_is_loaded(
