@@ -10,8 +10,8 @@ FOLDER becomes a checkpoint of heads (config.json, medusa_lm_head.safetensors) f
 The model answers prompts about the calibration texts of this project, greedily and several at once.
 A second pass over the texts gives its final hidden states. Head k learns, from the state of a
 token, the token k + 2 places after it. The output matrix is the model's own and stays as it is. The
-loss covers the tokens that occur in the answers and some others, because a product with the whole
-matrix would take ten times as long; the acceptance is measured with the whole matrix.
+loss covers only the tokens that occur in the answers and OTHER_TOKENS others, because most of the
+time is spent on the product with the matrix; the acceptance is measured with all tokens.
 
 Every tenth prompt is held out. Its answers give the printed acceptance: for each head, how often
 its guess is right if all guesses before it are right, and how many tokens a pass would yield.
