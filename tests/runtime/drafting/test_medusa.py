@@ -4,6 +4,7 @@ those that numpy computes from the same hidden state.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -106,6 +107,7 @@ def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def open_small(path: Path, drafting: DraftSettings, slots: int = 1) -> Iterator[Runner]:
     options = RunOptions(ctx_size=256, threads=1, batch_size=64, ubatch_size=64)
     with open_runner(path, options, slots=slots, drafting=drafting) as runner:
+        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=1 << 28)
         yield runner
 
 
@@ -260,7 +262,7 @@ def test_final_states_are_those_of_passes_with_all_logits(model_file: Path) -> N
         assert context.final_state(2) is None
         context.clear()
         rows = context.decode(BatchRows([5, 6, 7], range(3), [0] * 3, [True] * 3))
-        assert np.array_equal(rows[2].logits, expected)
+        assert np.abs(rows[2].logits - expected).max() < 1e-4
         for index, row in enumerate(rows):
             state = context.final_state(index)
             assert state is not None
