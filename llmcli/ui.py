@@ -139,7 +139,7 @@ class UI:
         label: str,
         total: int | None,
         unit: Literal[
-            "bytes", "tensors", "tests", "chunks", "sites", "lines", "requests"
+            "bytes", "tensors", "tests", "chunks", "sites", "lines", "requests", "answers"
         ] = "bytes",
         done: int = 0,
     ) -> Iterator[ProgressBar]:

@@ -31,7 +31,8 @@ def convert(
             metavar="SRC",
             autocompletion=complete_models,
             help="A checkpoint folder, or a model's name. With --lora: the model that the adapter "
-            "changes, if the adapter does not name it.",
+            "changes, if the adapter does not name it. With --heads: the GGUF model that the heads were "
+            "trained for.",
             show_default=False,
         ),
     ] = None,
@@ -49,6 +50,15 @@ def convert(
             "GGUF adapter for llama-cli --lora.",
         ),
     ] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel=panels.SOURCE,
+            help="Convert the draft heads in this folder instead (Medusa, blockwise), to a file for "
+            "llmcli run -md.",
+        ),
+    ] = None,
     reading: SourceOptions,
     conversion: ConverterOptions,
     writing: OutputOptions,
@@ -57,21 +67,32 @@ def convert(
 ) -> None:
     """Convert a checkpoint folder into a GGUF of floats or Q8_0.
 
-    With --lora, a LoRA adapter becomes a GGUF adapter.
+    With --lora, a LoRA adapter becomes a GGUF adapter. With --heads, draft heads become a file for
+    -md.
     """
-    from llmcli.commands.quantize.report import print_adapter, print_result
+    from llmcli.commands.quantize.report import print_adapter, print_heads, print_result
     from llmcli.errors import UsageError
     from llmcli.model_loader import plan_notes, quantize_file
     from llmcli.model_loader.llama_converter import side_files
     from llmcli.workflows.quantization.convert_adapter import AdapterRequest, convert_adapter
+    from llmcli.workflows.quantization.convert_heads import HeadsRequest, convert_heads
     from llmcli.workflows.quantization.quantize import QuantizeResult
     from quant.quantize.output_files import require_writable_file
     from quant.quantize.plan import plan_quantization
     from quant.quantize.write import is_finished
 
     config, ui = start_command(json, offline, reading.allow_pickle)
+    if lora is not None and heads is not None:
+        raise UsageError(
+            "--lora and --heads convert different things", hint="leave out one of them"
+        )
+    if heads is not None:
+        _require_no_other_option("--heads", reading, conversion)
+        wanted = HeadsRequest(heads, source, outtype, reading.allow_pickle, writing)
+        print_heads(convert_heads(wanted, config, ui), ui)
+        return
     if lora is not None:
-        _require_no_other_option(reading, conversion)
+        _require_no_other_option("--lora", reading, conversion)
         request = AdapterRequest(lora, source, outtype, reading.allow_pickle, writing)
         print_adapter(convert_adapter(request, config, ui), ui)
         return
@@ -117,8 +138,10 @@ def convert(
     print_result(result, ui)
 
 
-def _require_no_other_option(reading: SourceSettings, conversion: ConverterSettings) -> None:
-    """Raise UsageError for an option that does not apply to adapters."""
+def _require_no_other_option(
+    kind: str, reading: SourceSettings, conversion: ConverterSettings
+) -> None:
+    """Raise UsageError for an option that does not apply to --lora or --heads, which `kind` is."""
     from llmcli.errors import UsageError
 
     flags = {
@@ -129,7 +152,7 @@ def _require_no_other_option(reading: SourceSettings, conversion: ConverterSetti
         "--converter native": conversion.converter == "native",
     }
     if flag := next((name for name, value in flags.items() if value), None):
-        raise UsageError(f"{flag} does not apply to --lora", hint=f"leave out {flag}")
+        raise UsageError(f"{flag} does not apply to {kind}", hint=f"leave out {flag}")
 
 
 def _require_folder(path: Path) -> None:

@@ -26,8 +26,9 @@ from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.compute_thread import open_on_compute_thread
-from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings, require_heads_for
 from llmcli.runtime.drafting.eagle3_match import EAGLE3
+from llmcli.runtime.drafting.heads_file import HEAD_METHODS, is_heads_file
 from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.text.chat_template import ChatTemplate
@@ -243,6 +244,22 @@ class ModelSwitcher:
         with allow_interrupts():
             draft = prepare_model(flags.model_draft, None, self.config, self.ui)
         suggestion = model.entry.draft if model.entry else ""
+        draft_header = read_header(draft.path)
+        if is_heads_file(draft_header):
+            heads = require_heads_for(header, draft.path)
+            method = heads.shapes.method
+            if flags.draft not in ("auto", method):
+                raise UserError(
+                    f"{draft.path.name} has heads for --draft {method}, not for --draft "
+                    f"{flags.draft}",
+                    hint=f"leave out --draft {flags.draft}",
+                )
+            return DraftSettings(ngram, None, method, draft.path)
+        if flags.draft in HEAD_METHODS:
+            raise UserError(
+                f"{draft.path.name} has no heads for --draft {flags.draft}: it is a model",
+                hint="use --draft model",
+            )
         settings = DraftSettings(ngram, draft.path, flags.draft).for_draft_file(header, suggestion)
         if settings.method != EAGLE3:  # which computes nothing without the model
             rehearse_file(draft.path, self.config, self.ui)

@@ -1,5 +1,6 @@
 """Prepare speculative decoding for a model: read the settings --draft, --model-draft and
---ngram-draft, open the draft model or the model's prediction layers, and measure the cost of passes.
+--ngram-draft, open the draft model, the draft heads or the model's prediction layers, and measure the
+cost of passes.
 
 Without these settings llmcli drafts only where drafting cannot change the answer. This needs a CPU and
 quantized K and V: there, several tokens in one pass have bit for bit the logits that they would
@@ -45,6 +46,13 @@ from llmcli.runtime.drafting.eagle3_match import (
     read_layers,
     require_eagle3_match,
 )
+from llmcli.runtime.drafting.head_graph import HeadGraph, open_heads
+from llmcli.runtime.drafting.heads_file import (
+    HEAD_METHODS,
+    DraftHeads,
+    read_heads,
+    require_fitting_heads,
+)
 from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS, PASS_ROWS, PassCost, measure_pass_cost
 from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.requests.request import RunOptions
@@ -53,7 +61,17 @@ from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
 
 NGRAM_DRAFT_MODES = ("auto", "on", "off")
-METHODS = ("auto", "off", "ngram", "pool", "lookahead", "model", "mtp", "eagle3")  # of --draft
+METHODS = (
+    "auto",
+    "off",
+    "ngram",
+    "pool",
+    "lookahead",
+    "model",
+    "mtp",
+    "eagle3",
+    *HEAD_METHODS,
+)  # of --draft
 MIN_DRAFT_ROWS = PASS_ROWS[0]  # tokens of the shortest pass that checks a draft
 FLOAT_TYPES = ("f32", "f16", "bf16")
 
@@ -65,6 +83,7 @@ class DraftSettings:
     ngram: str = "auto"  # one of NGRAM_DRAFT_MODES: whether to guess from repetitions in the text
     model: Path | None = None  # the GGUF file of a draft model, or of an EAGLE-3 draft
     method: str = "auto"  # one of METHODS; all but "auto" use no other method
+    heads: Path | None = None  # the file of the draft heads of the methods that have some
     # whether to create the drafters even where they can save no time, so that they can be measured
     measures: bool = False
 
@@ -202,7 +221,7 @@ def open_speculation(
 
     A draft model is opened with the same `options` and on the same devices as the model. It is
     closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
-    UserError when the draft model has a recurrent state.
+    UserError when the draft model has a recurrent state, or when draft heads belong to another model.
     """
     output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
     if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS:
@@ -237,6 +256,11 @@ def open_speculation(
             if context.outputs_states
             else None
         )
+        heads = (
+            stack.enter_context(_open_heads(settings.heads, header, options))
+            if settings.heads
+            else None
+        )
         resources = DrafterResources(
             uses_ngrams,
             draft if settings.method in ("auto", "model") else None,
@@ -245,6 +269,7 @@ def open_speculation(
             settings.method == "pool" or (settings.method == "auto" and uses_ngrams),
             settings.method == "lookahead",
             eagle,
+            (context, heads) if heads else None,
         )
         drafter_types = sorted(drafters().values(), key=lambda drafter_type: drafter_type.order)
         created = tuple(
@@ -360,6 +385,23 @@ def _open_draft_model(
                 hint="leave out --model-draft",
             )
         yield draft_context, measure_pass_cost(draft_context, PASS_ROWS[0])
+
+
+def require_heads_for(header: ModelHeader, path: Path) -> DraftHeads:
+    """Return the draft heads in the file `path`. Raises UserError if it has none, or if they do not
+    fit the model with this header.
+    """
+    heads = read_heads(read_header.read_header(path))
+    require_fitting_heads(header, heads)
+    return heads
+
+
+@contextmanager
+def _open_heads(path: Path, header: ModelHeader, options: RunOptions) -> Iterator[HeadGraph]:
+    """Open the draft heads in the file `path` for a model. Raises as `require_heads_for`."""
+    assert options.threads
+    with open_heads(require_heads_for(header, path), header, options.threads) as graph:
+        yield graph
 
 
 def _pays(cost: PassCost, max_rows: int) -> bool:

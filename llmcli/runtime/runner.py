@@ -30,6 +30,7 @@ from llmcli.runtime.draft_settings import (
     NO_DRAFTING,
     DraftSettings,
     open_speculation,
+    require_heads_for,
     uses_gpu,
 )
 from llmcli.runtime.drafting.ngram import PromptLookup
@@ -519,6 +520,7 @@ def context_options(
         options.cache_type_v,
         options.flash_attn,
         n_outputs=outputs,
+        outputs_final_states=drafting.heads is not None,
         offload_kqv=options.kv_offload,
         swa_full=options.reproducible,
         can_append=options.prefill_cells > 0,
@@ -566,6 +568,8 @@ def open_runner(
         if slots > 1:
             drafting = NO_DRAFTING
     context_settings = context_options(options, slots, drafting, placement, header)
+    if drafting.heads is not None:
+        require_heads_for(header, drafting.heads)
     opened = (
         reproducible.open_reproducible(header, context_settings, placement.on_host())
         if options.reproducible

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from quant.model_file.model_header import ModelHeader
 
 MAX_LAYERS, MAX_EXPERTS, MAX_GATING = 512, 1024, 4  # llama-hparams.h
+# of files with draft heads, which `llmcli convert --heads` writes
+HEADS_ARCHITECTURE = "llmcli-heads"
 MAX_WINDOW_TOKENS, MAX_TOKENS = 1 << 24, 1 << 22
 # llama.cpp cannot multiply by tensors of these types.
 UNSUPPORTED_TYPES = ggml.INTEGER_TYPES | {"F64", "Q8_1", "Q8_K"}
@@ -230,6 +232,11 @@ def require_model(header: "ModelHeader") -> None:
         raise UserError(
             f"{header.path} is not a model but statistics of one ({kind})",
             hint=f"llmcli quantize takes it as {flag} '{header.path}'",
+        )
+    if header.architecture == HEADS_ARCHITECTURE:
+        raise UserError(
+            f"{header.path} is not a model but draft heads of one",
+            hint=f"run the model with them: llmcli run MODEL -md '{header.path}'",
         )
     if header.architecture == "unknown":
         raise UserError(

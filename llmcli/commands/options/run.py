@@ -246,7 +246,8 @@ DRAFT_FLAGS = (
         str,
         "draft tokens with this method only: ngram (repetitions in the text), pool (earlier "
         "answers), lookahead (the model's parallel predictions), model (-md), mtp (the model's own "
-        "prediction layers), eagle3 (-md); off: never [auto: what saves time]",
+        "prediction layers), eagle3, medusa or blockwise (a file for this model, -md); off: never "
+        "[auto: what saves time]",
         "METHOD",
     ),
     Flag(
@@ -254,7 +255,7 @@ DRAFT_FLAGS = (
         ("-md", "--model-draft"),
         str,
         "draft tokens with a smaller model that has the same vocabulary, or with the model's EAGLE-3 "
-        "draft",
+        "draft or draft heads",
         "REF",
     ),
     Flag(
@@ -469,6 +470,8 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--draft mtp": lambda flags: flags.draft == "mtp",
     "--draft model": lambda flags: flags.draft == "model",
     "--draft eagle3": lambda flags: flags.draft == "eagle3",
+    "--draft medusa": lambda flags: flags.draft == "medusa",
+    "--draft blockwise": lambda flags: flags.draft == "blockwise",
     "--ngram-draft off": lambda flags: flags.ngram_draft == "off",
     "--model-draft": lambda flags: flags.model_draft not in (None, "auto", "off"),
     "--ngram-draft": lambda flags: flags.ngram_draft not in ("auto", "off"),
@@ -502,6 +505,8 @@ CONFLICTS = (
             ("ngram", "--ngram-draft off"),
             ("model", "--ngram-draft"),
             ("eagle3", "--ngram-draft"),
+            ("medusa", "--ngram-draft"),
+            ("blockwise", "--ngram-draft"),
         )
     ),
     Conflict(
@@ -546,6 +551,7 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
         parse_method,
         parse_ngram_draft,
     )
+    from llmcli.runtime.drafting.heads_file import HEAD_METHODS
     from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.sampling import default_sampling, sampling_settings
 
@@ -571,6 +577,10 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
         raise UsageError("--draft model needs a draft model", hint="name it with -md REF")
     if flags.draft == "eagle3" and flags.model_draft is None:
         raise UsageError(NO_EAGLE3_FILE, hint=EAGLE3_HINT)
+    if flags.draft in HEAD_METHODS and flags.model_draft is None:
+        raise UsageError(
+            f"--draft {flags.draft} needs draft heads", hint="name their file with -md HEADS.gguf"
+        )
     return flags
 
 

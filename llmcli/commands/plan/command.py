@@ -225,16 +225,19 @@ def _with_draft(
     """Within the block, add the draft model `draft_ref` to the plan of the model `ref`. Yields the
     context options for a run with drafts, and a planner of the draft model.
 
-    Without a draft model (`draft_ref` is None), yields `context` and None.
+    Without a draft model (`draft_ref` is None), yields `context` and None. Draft heads have no
+    context: a note says what their weights take.
     """
     from llmcli.catalog.fetch import resolve_ref
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.planning.dry_runs.memory_plan import open_memory_planner
-    from llmcli.runtime.draft_settings import draft_file_options
+    from llmcli.runtime.draft_settings import draft_file_options, require_heads_for
     from llmcli.runtime.drafting.eagle3_match import is_eagle3, require_eagle3_match
+    from llmcli.runtime.drafting.heads_file import is_heads_file
     from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
     from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
+    from llmcli.units import format_size
     from quant.model_file import load_checks, read_header
 
     if draft_ref is None:
@@ -242,6 +245,14 @@ def _with_draft(
         return
     with planned_file(draft_ref, None, config, ui) as subject:
         draft_header = read_header.read_header(subject.path)
+        if is_heads_file(draft_header):
+            heads = require_heads_for(header, subject.path)
+            ui.note(
+                f"the weights of the draft heads take {format_size(heads.nbytes)} in addition, "
+                "which stay in their file"
+            )
+            yield replace(context, n_outputs=MAX_PASS_ROWS, outputs_final_states=True), None
+            return
         is_draft = is_eagle3(draft_header)
         load_checks.check_loadable(draft_header, is_draft=is_draft)
         if is_draft:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from llmcli.model_loader.llama_converter.side_files import SideFile
     from llmcli.workflows.quantization.convert_adapter import AdapterResult
+    from llmcli.workflows.quantization.convert_heads import HeadsResult
     from llmcli.workflows.quantization.quantize import QuantizeResult
 
 
@@ -70,6 +71,32 @@ def print_adapter(result: "AdapterResult", ui: UI) -> None:
     )
     words = ["llama-cli", "-m", "MODEL.gguf", "--lora", str(file.path)]
     ui.note(f"llmcli does not run adapters yet; llama.cpp does: {shlex.join(words)}")
+
+
+def print_heads(result: "HeadsResult", ui: UI) -> None:
+    """Print the path of a file of draft heads and how to use it, or a JSON document with --json."""
+    shapes = result.shapes
+    if ui.json:
+        ui.result(
+            {
+                "path": str(result.path),
+                "bytes": result.nbytes,
+                "method": shapes.method,
+                "heads": shapes.n_heads,
+                "layers": shapes.n_layers,
+                "own_outputs": shapes.has_outputs,
+                "base": result.base,
+                "dry_run": result.is_planned,
+                "present": result.is_present,
+            }
+        )
+        return
+    verb = "would write " if result.is_planned else ""
+    ui.text(
+        f"{verb}{result.path} ({format_size(result.nbytes)}): {shapes.n_heads} {shapes.method} heads"
+    )
+    words = ["llmcli", "run", result.base, "-md", str(result.path)]
+    ui.note(f"to draft with them: {shlex.join(words)}")
 
 
 def build_document(result: "QuantizeResult") -> dict[str, Any]:

@@ -137,7 +137,8 @@ def predict_memory(
             # products of many rows with weights on the host are computed on the device
             compute += largest_on_host
         else:
-            compute += 4 * layout.n_vocab * max(options.n_sequences, options.n_outputs)
+            row_values = layout.n_vocab + layout.width * options.outputs_final_states
+            compute += 4 * row_values * max(options.n_sequences, options.n_outputs)
         cached = weights[HOST] if place == HOST and layout.is_mapped else 0
         memory.append(PredictedMemory(weights[place], kv[place], compute, cached))
     return tuple(memory)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
+from llmcli.runtime.drafting.head_graph import HeadGraph
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
@@ -109,6 +110,7 @@ class DrafterResources:
     - `vocabulary`: the vocabulary of the model.
     - `prediction`: the context of the model, and that of its prediction layers; None if it has none.
     - `eagle`: the context of an EAGLE-3 draft; None without one.
+    - `heads`: the context of the model, and the draft heads for it; None without heads.
     """
 
     uses_ngrams: bool
@@ -118,6 +120,7 @@ class DrafterResources:
     uses_pool: bool = False
     uses_lookahead: bool = False
     eagle: EagleContext | None = None
+    heads: tuple[Context, HeadGraph] | None = None
 
 
 class Drafter(Protocol):

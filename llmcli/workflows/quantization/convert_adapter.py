@@ -58,7 +58,7 @@ def convert_adapter(request: AdapterRequest, config: "Config", ui: "UI") -> Adap
     file = side_files.write_adapter(
         folder,
         base,
-        request.output.out or _default_path(folder),
+        request.output.out or default_path(folder, "lora"),
         _adapter_type(folder) if request.outtype == "auto" else request.outtype,
         config,
         ui,
@@ -89,13 +89,13 @@ def _find_base(
     return path
 
 
-def _default_path(folder: Path) -> Path:
-    """Return the path NAME-lora.gguf beside the adapter's folder; in the current folder if that is
-    in the Hugging Face cache.
+def default_path(folder: Path, kind: str) -> Path:
+    """Return the path NAME-KIND.gguf of what is made of a folder, beside it; in the current folder
+    if that is in the Hugging Face cache.
     """
     repo = cached_repo(folder)
     name = repo.rpartition("/")[2] if repo else folder.name
-    return (Path().absolute() if repo else folder.parent) / f"{name}-lora.gguf"
+    return (Path().absolute() if repo else folder.parent) / f"{name}-{kind}.gguf"
 
 
 def _adapter_type(folder: Path) -> str:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
@@ -67,6 +70,8 @@ class Context:
         library = lib()
         self.pointer, self.stop, self.unified = pointer, stop, options.unified
         self.options, self.outputs_states = options, options.outputs_states
+        self.outputs_final_states = options.outputs_final_states
+        self._has_final_states = False  # whether those of the last pass can be read
         self.n_ctx: int = library.llama_n_ctx(pointer)
         if model.max_positions is not None:  # llama.cpp rounds the number of cells up
             self.n_ctx = min(self.n_ctx, model.max_positions)
@@ -131,6 +136,8 @@ class Context:
         self._check(rows)
         added = batch_spans(rows.positions, rows.sequences)
         self._batch.fill(rows)
+        if self.outputs_final_states:
+            self._set_final_states(all(rows.wants_logits))
         self._forward(self._batch, added)
         if self.on_computed:
             self.on_computed(rows)
@@ -151,6 +158,7 @@ class Context:
         without this checking and copying.
         """
         self._check(rows)
+        assert not self.outputs_final_states, "decode() decides which states can be read"
         batch = Batch(len(rows))
         batch.fill(rows)
         return partial(self._forward_and_wait, batch, batch_spans(rows.positions, rows.sequences))
@@ -198,6 +206,23 @@ class Context:
             row = self._rows[address] = LogitsRow(self, address)
         row.index = index
         return row
+
+    def final_state(self, index: int) -> NDArray[np.float32] | None:
+        """Return the hidden state of row `index` of the last pass, `[n_embd]`: the output of the
+        final norm, from which the output matrix computes the row's logits. Return None when a row
+        of the pass had no logits, because llama.cpp would then compute logits for all of its rows.
+        """
+        if not self._has_final_states:
+            return None
+        pointer = lib().llama_get_embeddings_ith(self.pointer, index)
+        assert pointer, f"row {index} has no hidden state"
+        return np.ctypeslib.as_array(pointer, (self.n_embd,)).copy()
+
+    def _set_final_states(self, wanted: bool) -> None:
+        """Make the final hidden states of the next pass readable, or not."""
+        if wanted != self._has_final_states:
+            lib().llama_set_embeddings(self.pointer, wanted)
+            self._has_final_states = wanted
 
     def set_threads(self, count: int, batch_count: int) -> None:
         """Set the numbers of threads for later passes: `count` for passes with one row, and
@@ -327,6 +352,7 @@ class Context:
         library.llama_memory_seq_rm(self.memory, sequence, new_length - 1, -1)
         self._batch.fill(BatchRows([last], [new_length - 1], [sequence], [False]))
         reset_log()
+        self._set_final_states(False)
         if self._begin_pass:
             self._begin_pass()
         library.llama_set_abort_callback(self.pointer, *abort_callback(UNSET_FLAG))
@@ -468,10 +494,15 @@ class Context:
     @property
     def output_bytes(self) -> int:
         """Return the bytes of the buffer for logits and hidden states, which llama.cpp's memory
-        breakdown does not include. The buffer has a row of logits per sequence, and grows when a
-        pass asks for more rows (llama_context::output_reserve).
+        breakdown does not include. The buffer has a row per sequence, and grows when a pass asks
+        for more rows (llama_context::output_reserve).
         """
-        return 4 * self.n_vocab * self._max_outputs + self.state_bytes
+        return 4 * self.output_row_values * self._max_outputs + self.state_bytes
+
+    @property
+    def output_row_values(self) -> int:
+        """Return the number of floats of a row of the output buffer."""
+        return self.n_vocab + self.n_embd * self.outputs_final_states
 
     def memory_breakdown(self) -> MemoryBreakdown | None:
         """Return the bytes that llama.cpp allocated for this context and its model. Return None

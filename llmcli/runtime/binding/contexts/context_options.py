@@ -23,6 +23,8 @@ class ContextOptions:
       this. The memory of the state grows by this factor plus one.
     - `outputs_states`: keep the hidden state of every row of a pass, from which a prediction context
       (prediction_context.py) predicts further tokens.
+    - `outputs_final_states`: make the final hidden states of passes readable in which every row has
+      logits (`Context.final_state`).
     - `gemm_min_rows`: llmcli's own matrix products compute passes with at least this many rows, if
       they are available (kernels/gemm.py); 0 for no pass.
     """
@@ -44,6 +46,7 @@ class ContextOptions:
     gemm_min_rows: int = 0
     n_rs_seq: int = 0
     outputs_states: bool = False
+    outputs_final_states: bool = False
 
     @property
     def n_sequences(self) -> int:

@@ -105,6 +105,8 @@ def _open_pointer(
         abort_callback_data=abort_data,
     )
     set_fields(params, **settings)
+    if options.outputs_final_states:  # a model's own pooling would give a state for each sequence
+        set_fields(params, pooling_type=CONSTANTS["LLAMA_POOLING_TYPE_NONE"])
     if options.swa_full:
         set_fields(params, op_offload=False, offload_kqv=False)
     if eval_callback is not None:

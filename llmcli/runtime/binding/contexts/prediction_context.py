@@ -55,6 +55,7 @@ def prediction_options(options: ContextOptions) -> ContextOptions:
         can_append=False,
         n_rs_seq=0,
         outputs_states=False,
+        outputs_final_states=False,
     )
 
 

@@ -81,7 +81,7 @@ class DryRun:
         with opened as context:
             # its size after a pass has asked for the maximum number of rows
             states = context.n_embd * context.n_batch if options.outputs_states else 0
-            output = 4 * (context.n_vocab * context.n_outputs + states)
+            output = 4 * (context.output_row_values * context.n_outputs + states)
             breakdown = context.memory_breakdown()
             if options.outputs_states:
                 with open_prediction_context(

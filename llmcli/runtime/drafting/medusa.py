@@ -1,0 +1,149 @@
+"""Drafts with heads that were trained for the model (heads_file.py): from the final hidden state of
+the last token that the model has computed, each head guesses one token after the next.
+
+Each guess is the likeliest token of its head, and all heads are computed at once. The model checks
+them as every draft, so the answer does not change.
+
+Sources: Medusa (Cai et al. 2024), here with chains instead of trees and with exact instead of
+typical acceptance; blockwise parallel decoding (Stern et al. 2018).
+"""
+
+from time import perf_counter
+from typing import ClassVar
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.contexts.context import Context
+from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.drafting.acceptance import Acceptance
+from llmcli.runtime.drafting.base import Draft, DrafterResources
+from llmcli.runtime.drafting.head_graph import Floats, HeadGraph
+from llmcli.runtime.drafting.heads_file import BLOCKWISE, MEDUSA
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
+
+MEASUREMENTS = 3  # of the seconds of a draft when the heads are opened; the least counts
+SPEED_WEIGHT = 0.1  # of a new measurement
+
+
+class HeadDrafter:
+    """A drafter with the heads of a file."""
+
+    name: ClassVar[str] = MEDUSA
+    order: ClassVar[int] = 17
+    draws: ClassVar[bool] = False
+
+    def __init__(self, target: Context, graph: HeadGraph) -> None:
+        self.target, self.graph = target, graph
+        self.n_heads = graph.shapes.n_heads
+        self.acceptance = Acceptance()
+        self.rows: BatchRows | None = None  # of the last pass of the model
+        # seconds of a draft by its number of guesses
+        self.seconds = {count: self._measure(count) for count in {1, self.n_heads}}
+        target.on_computed = self.observe
+
+    @classmethod
+    def create(cls, resources: DrafterResources) -> "HeadDrafter | None":
+        """Create the drafter. Return None when there are no heads of its method."""
+        if resources.heads is None or resources.heads[1].shapes.method != cls.name:
+            return None
+        return cls(*resources.heads)
+
+    def start(self, request: Request, seed: int) -> "HeadDrafts":
+        """Return the state for a new answer. Statistics of earlier answers are reused."""
+        return HeadDrafts(self)
+
+    def _measure(self, count: int) -> float:
+        """Return the seconds of a draft of `count` guesses."""
+        state, seconds = self.graph.zero_state(), []
+        for _ in range(MEASUREMENTS):
+            start_time = perf_counter()
+            self.graph.guess(state, count)
+            seconds.append(perf_counter() - start_time)
+        return min(seconds)
+
+    def observe(self, rows: BatchRows) -> None:
+        """Remember the rows of a pass of the model."""
+        self.rows = rows
+
+    def find_state(self, sequence: Sequence) -> Floats | None:
+        """Return the final hidden state of the token before the last one, from which the model has
+        chosen the last one. Return None when the last pass has not computed it.
+        """
+        rows, position = self.rows, len(sequence.tokens) - 2
+        if rows is None or position < 0:
+            return None
+        expected = (sequence.slot, position, sequence.tokens[position])
+        found = zip(rows.sequences, rows.positions, rows.tokens, strict=True)
+        index = next((number for number, row in enumerate(found) if row == expected), None)
+        return None if index is None else self.target.final_state(index)
+
+    def expected_seconds(self, count: int) -> float:
+        """Return the expected seconds of a draft of `count` guesses: measured, or on the line
+        through one guess and a guess of every head.
+        """
+        if count in self.seconds:
+            return self.seconds[count]
+        first, last = self.seconds[1], self.seconds[self.n_heads]
+        return first + (last - first) * (count - 1) / (self.n_heads - 1)
+
+    def record_seconds(self, count: int, seconds: float) -> None:
+        """Update the expected seconds of a draft of `count` guesses."""
+        expected = self.expected_seconds(count)
+        self.seconds[count] = expected + SPEED_WEIGHT * (min(seconds, 2 * expected) - expected)
+
+
+class BlockwiseDrafter(HeadDrafter):
+    """A drafter with blockwise heads, which differ only in their layers (head_graph.py)."""
+
+    name: ClassVar[str] = BLOCKWISE
+    order: ClassVar[int] = 18
+
+
+class HeadDrafts:
+    """The guesses of heads for one answer."""
+
+    def __init__(self, drafter: HeadDrafter) -> None:
+        self.drafter = drafter
+        self.state: Floats | None = None
+
+    def follow(self, sequence: Sequence) -> None:
+        self.state = self.drafter.find_state(sequence)
+        self.drafter.acceptance.forget()
+
+    def on_context_shift(self) -> None:
+        """Forget the state, whose token has moved."""
+        self.state = None
+
+    def chances(self, count: int) -> list[float]:
+        if self.state is None:
+            return []
+        return self.drafter.acceptance.chances(min(count, self.drafter.n_heads))
+
+    def cost_seconds(self, count: int) -> float:
+        return self.drafter.expected_seconds(count)
+
+    def reading_seconds(self) -> float:
+        """Return 0: the heads read only the hidden state of the last pass."""
+        return 0.0
+
+    def draft(self, count: int) -> Draft:
+        """Return the likeliest token of each of the first `count` heads. The draft is empty if ggml
+        fails.
+        """
+        assert self.state is not None
+        start_time = perf_counter()
+        try:
+            guesses = self.drafter.graph.guess(self.state, min(count, self.drafter.n_heads))
+        except UserError:
+            return Draft([])
+        self.drafter.record_seconds(len(guesses), perf_counter() - start_time)
+        return Draft(guesses)
+
+    def record_result(self, drafted: int, accepted: int) -> None:
+        self.drafter.acceptance.record(drafted, accepted)
+
+    def close(self) -> None:
+        """Do nothing, because the heads stay open for later answers."""
+
+
+DRAFTERS = (HeadDrafter, BlockwiseDrafter)

@@ -1,0 +1,337 @@
+"""`llmcli convert --heads`: trained draft heads become a GGUF of llmcli's own kind (heads_file.py).
+
+Two forms are read, as safetensors or as a pickled file:
+
+- Medusa, as its authors publish it: `{head}.{layer}.linear.weight` and `.bias` are residual blocks,
+  and `{head}.{layers}.weight` is an output matrix. The file may have the prefix `medusa_head.`, and
+  config.json may have medusa_num_heads and medusa_num_layers.
+- Blockwise: `hidden.weight` and `.bias`, and `{head}.weight` and `.bias`. No checkpoints are
+  published; scripts/quality/train_heads.py writes this form.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmcli.errors import UserError
+from llmcli.model_loader.quantize_file import find_model
+from llmcli.runtime.drafting import heads_file
+from llmcli.runtime.drafting.heads_file import (
+    BLOCKWISE,
+    HEADS_ARCHITECTURE,
+    MEDUSA,
+    HeadShapes,
+)
+from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
+from llmcli.text_input import expand_path
+from llmcli.workflows.quantization.convert_adapter import default_path
+from quant.checkpoint import pickles, safetensors
+from quant.checkpoint.folder import CheckpointFolder
+from quant.checkpoint.safetensors import LazyTensor
+from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
+from quant.gguf.layout import FileLayout, encode_entry, lay_out_file
+from quant.gguf.resumable_writer import ResumableWriter
+from quant.model_file import load_checks
+from quant.model_file.model_header import ModelHeader
+from quant.model_file.read_header import read_header
+from quant.native import ggml
+from quant.quantize.output_files import require_output_name, require_writable_file
+from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
+    from llmcli.model_loader.quantize_file import OutputSettings
+    from llmcli.ui import UI
+
+WEIGHT_FILES = ("medusa_lm_head.safetensors", "model.safetensors")
+PICKLED_FILES = ("medusa_lm_head.pt", "medusa_lm_head.bin")
+PREFIX = "medusa_head."
+CHUNK_ROWS = 1024  # rows that are converted at once
+LAYER_NAME = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+OUTPUT_NAME = re.compile(r"(\d+)\.(\d+)\.weight")
+BLOCKWISE_NAME = re.compile(r"(\d+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsRequest:
+    """A request to convert the draft heads in `folder`. `base`: the model that they were trained
+    for, as a GGUF file or a name. `outtype`: the type of the matrices; "auto": that of the first
+    one.
+    """
+
+    folder: Path
+    base: str | None
+    outtype: str
+    allow_pickle: bool
+    output: "OutputSettings"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsResult:
+    """The written file, or the one that would be written if `is_planned`. `is_present`: an earlier
+    run had written it. `base`: the name of the model that the heads belong to.
+    """
+
+    path: Path
+    nbytes: int
+    shapes: HeadShapes
+    base: str
+    is_planned: bool = False
+    is_present: bool = False
+
+
+def convert_heads(request: HeadsRequest, config: "Config", ui: "UI") -> HeadsResult:
+    """Convert draft heads. Raises UserError if the folder has none, or those of another model."""
+    folder = expand_path(str(request.folder)).absolute()
+    source = _read_source(folder, allow_pickle=request.allow_pickle)
+    model = _find_model(request.base, folder, config, ui)
+    shapes, tensors = _arrange(folder, source, model)
+    hash_of_vocabulary = vocabulary_hash(model)
+    kind = _matrix_type(folder, request.outtype, tensors)
+    kinds = {name: "F32" if len(shape) == 1 else kind for name, shape in shapes.tensors().items()}
+    out = request.output.out or default_path(folder, "heads")
+    require_output_name(out)
+    settings = json.dumps({"type": kind, "vocabulary": hash_of_vocabulary})
+    digest = _digest(tensors)
+    layout = _lay_out(
+        shapes, hash_of_vocabulary, kinds, {SOURCE_KEY: digest, SETTINGS_KEY: settings}
+    )
+    base = request.base or ""
+    if not request.output.force and _is_present(out, digest, settings):
+        ui.note(f"{out} is up to date: nothing to do (--force makes it again)")
+        return HeadsResult(out, layout.nbytes, shapes, base, is_present=True)
+    if request.output.dry_run:
+        return HeadsResult(out, layout.nbytes, shapes, base, is_planned=True)
+    files = {tensor.file for tensor in tensors.values()}
+    require_writable_file(files, out, force=request.output.force)
+    _write(out, layout, tensors, {"source": digest, "settings": settings})
+    return HeadsResult(out, layout.nbytes, shapes, base)
+
+
+def _find_model(name: str | None, folder: Path, config: "Config", ui: "UI") -> ModelHeader:
+    """Return the header of the model that the heads belong to. Raises UserError if there is no GGUF
+    of this name.
+    """
+    if name is None:
+        trained_for = (
+            CheckpointFolder(folder)
+            .read_optional_json("config.json")
+            .get("base_model_name_or_path")
+        )
+        of = f", a GGUF of {trained_for}" if isinstance(trained_for, str) and trained_for else ""
+        raise UserError(
+            "convert --heads needs the model that the heads were trained for" + of,
+            hint=f"llmcli convert MODEL --heads {folder}",
+        )
+    model = find_model(name, config, ui)
+    path = model.path if model else expand_path(name).absolute()
+    if path.is_dir():
+        raise UserError(
+            f"{name} is a checkpoint, and draft heads are converted for a GGUF",
+            hint=f"convert it first: llmcli convert {name}",
+        )
+    header = read_header(path)
+    load_checks.require_model(header)
+    return header
+
+
+def _read_source(folder: Path, *, allow_pickle: bool) -> dict[str, LazyTensor]:
+    """Return the tensors of a folder by name, without a prefix. Raises UserError if it has no
+    weights of heads, or only pickled ones that the user has not allowed to be read.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}", hint="name the folder of draft heads")
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            tensors = safetensors.read_safetensors(folder / name)
+            return {tensor.name.removeprefix(PREFIX): tensor for tensor in tensors}
+    found = [name for name in PICKLED_FILES if (folder / name).is_file()]
+    if not found:
+        raise UserError(
+            f"{folder} has no draft heads: neither {' nor '.join((*WEIGHT_FILES, *PICKLED_FILES))}",
+            hint="name the folder of a Medusa checkpoint",
+        )
+    if not allow_pickle:
+        raise pickles.pickles_not_allowed(folder, found)
+    tensors = pickles.read_pickle(folder / found[0])
+    return {tensor.name.removeprefix(PREFIX): tensor for tensor in tensors}
+
+
+def _arrange(
+    folder: Path, source: Mapping[str, LazyTensor], model: ModelHeader
+) -> tuple[HeadShapes, dict[str, LazyTensor]]:
+    """Return the sizes of the heads in a folder, and their tensors by their names in the GGUF, in
+    its order. Raises UserError if tensors are unknown, are missing, or do not fit the model.
+    """
+    method = BLOCKWISE if "hidden.weight" in source else MEDUSA
+    named = {_gguf_name(folder, name, method): tensor for name, tensor in source.items()}
+    places = [name.split(".") for name in named if name.startswith("head.")]
+    n_heads = 1 + max((int(place[1]) for place in places), default=-1)
+    n_layers = 1 + max((int(place[2]) for place in places if place[2].isdecimal()), default=0)
+    if not (0 < n_heads <= heads_file.MAX_HEADS and n_layers <= heads_file.MAX_LAYERS):
+        raise _unfitting(folder, model, f"there are {n_heads} heads of {n_layers} layers")
+    hidden = named.get("hidden.bias")
+    first = named.get("hidden.weight" if method == BLOCKWISE else "head.0.0.weight")
+    n_embd = first.shape[-1] if first else 0
+    n_vocab = heads_file.output_matrix(model).shape[1]
+    if n_embd != heads_file.model_n_embd(model):
+        raise _unfitting(
+            folder,
+            model,
+            f"they read states of {n_embd} values, and the model's have "
+            f"{heads_file.model_n_embd(model)}",
+        )
+    shapes = HeadShapes(
+        method,
+        n_embd,
+        n_vocab,
+        n_heads,
+        n_layers,
+        hidden.shape[0] if hidden and method == BLOCKWISE else 0,
+        "head.0.output.weight" in named,
+    )
+    expected = shapes.tensors()
+    for name in {**expected, **named}:
+        tensor, shape = named.get(name), expected.get(name)
+        if tensor is None or shape is None or tensor.shape != shape[::-1]:
+            found = list(tensor.shape) if tensor else "missing"
+            wanted = list(shape[::-1]) if shape else "no such tensor"
+            raise _unfitting(folder, model, f"{name} is {found}, not {wanted}")
+        if tensor.dtype not in safetensors.FLOAT_DTYPES:
+            raise _unfitting(folder, model, f"{name} is stored as {tensor.dtype}")
+    _check_config(folder, shapes)
+    return shapes, {name: named[name] for name in expected}
+
+
+def _gguf_name(folder: Path, name: str, method: str) -> str:
+    """Return the name that a tensor gets in the GGUF. Raises UserError for an unknown tensor."""
+    if method == BLOCKWISE:
+        if name in ("hidden.weight", "hidden.bias"):
+            return name
+        if match := BLOCKWISE_NAME.fullmatch(name):
+            return f"head.{int(match[1])}.{match[2]}"
+    elif match := LAYER_NAME.fullmatch(name):
+        return f"head.{int(match[1])}.{int(match[2])}.{match[3]}"
+    elif match := OUTPUT_NAME.fullmatch(name):
+        return f"head.{int(match[1])}.output.weight"
+    raise UserError(
+        f"{folder} has a tensor {name[:80]!r}, which draft heads do not have",
+        hint="name the folder of a Medusa checkpoint",
+    )
+
+
+def _check_config(folder: Path, shapes: HeadShapes) -> None:
+    """Raise UserError if config.json names more heads or other layers than the weights have. Some
+    published files name fewer heads.
+    """
+    values = CheckpointFolder(folder).read_optional_json("config.json")
+    n_heads, n_layers = values.get("medusa_num_heads"), values.get("medusa_num_layers")
+    if shapes.method == MEDUSA and (
+        (isinstance(n_heads, int) and n_heads > shapes.n_heads)
+        or (isinstance(n_layers, int) and n_layers != shapes.n_layers)
+    ):
+        raise UserError(
+            f"the config.json of {folder} names {n_heads} heads of {n_layers} layers, but its "
+            f"weights are {shapes.n_heads} heads of {shapes.n_layers} layers",
+            hint="fetch the checkpoint again",
+        )
+
+
+def _unfitting(folder: Path, model: ModelHeader, why: str) -> UserError:
+    return UserError(
+        f"the heads in {folder} do not fit {model.path.name}: {why}",
+        hint="name the model that they were trained for: llmcli convert MODEL --heads FOLDER",
+    )
+
+
+def _matrix_type(folder: Path, outtype: str, tensors: Mapping[str, LazyTensor]) -> str:
+    """Return the type of the matrices in the GGUF. Raises UserError if a row cannot have it."""
+    matrices = [tensor for tensor in tensors.values() if len(tensor.shape) > 1]
+    if outtype == "auto":
+        return matrices[0].dtype
+    kind = outtype.upper()
+    block = ggml.block_size(kind).values
+    if wrong := [tensor.name for tensor in matrices if tensor.shape[-1] % block]:
+        raise UserError(
+            f"the rows of {wrong[0]} in {folder} are no multiple of {block}, as {kind} needs",
+            hint="use --outtype f16",
+        )
+    return kind
+
+
+def _digest(tensors: Mapping[str, LazyTensor]) -> str:
+    """Return a digest of all weights, which does not depend on the form of their file."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+        for first, last in _chunks(tensor):
+            digest.update(tensor.read(first, last).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _chunks(tensor: LazyTensor) -> list[tuple[int, int]]:
+    """Return the ranges of rows in which a tensor is read."""
+    rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+    return [(first, min(rows, first + CHUNK_ROWS)) for first in range(0, rows, CHUNK_ROWS)]
+
+
+def _lay_out(
+    shapes: HeadShapes, vocabulary: str, kinds: Mapping[str, str], own_keys: Mapping[str, str]
+) -> FileLayout:
+    """Return the layout of the file. `vocabulary`: the hash of the model's."""
+    entries = [
+        ("general.architecture", encode_entry("string", HEADS_ARCHITECTURE)),
+        (f"{HEADS_ARCHITECTURE}.{heads_file.METHOD}", encode_entry("string", shapes.method)),
+        (f"{HEADS_ARCHITECTURE}.{heads_file.VOCABULARY_HASH}", encode_entry("string", vocabulary)),
+        *(
+            (f"{HEADS_ARCHITECTURE}.{key}", encode_entry("uint32", value))
+            for key, value in (
+                (heads_file.EMBEDDING, shapes.n_embd),
+                (heads_file.VOCABULARY_SIZE, shapes.n_vocab),
+                (heads_file.HEADS, shapes.n_heads),
+                (heads_file.LAYERS, shapes.n_layers),
+            )
+        ),
+        *((key, encode_entry("string", value)) for key, value in own_keys.items()),
+    ]
+    tensors = [(name, shape, kinds[name]) for name, shape in shapes.tensors().items()]
+    return lay_out_file(entries, tensors, DEFAULT_ALIGNMENT_BYTES)
+
+
+def _write(
+    out: Path, layout: FileLayout, tensors: Mapping[str, LazyTensor], identity: dict[str, str]
+) -> None:
+    """Write the file. An interrupted run is continued after its last complete tensor."""
+    writer = ResumableWriter(out, layout, identity)
+    with writer.open():
+        for slot in layout.slots:
+            if writer.position >= slot.offset + slot.nbytes:
+                continue
+            writer.pad(slot.offset)
+            tensor = tensors[slot.name]
+            for first, last in _chunks(tensor):
+                stored = tensor.read(first, last)
+                if tensor.dtype != slot.type:
+                    rows = ggml.decode(stored, tensor.dtype, tensor.shape[-1], label=slot.name)
+                    stored = ggml.encode(rows, slot.type, label=slot.name)
+                else:
+                    ggml.require_finite(stored, slot.type, label=slot.name)
+                writer.append(stored.tobytes())
+            writer.checkpoint()
+        writer.finish()
+
+
+def _is_present(out: Path, digest: str, settings: str) -> bool:
+    """Return whether the file was made from these weights with these settings."""
+    if not out.is_file():
+        return False
+    try:
+        header = read_header(out)
+    except UserError:
+        return False
+    keys = header.metadata.get(SOURCE_KEY), header.metadata.get(SETTINGS_KEY)
+    return header.architecture == HEADS_ARCHITECTURE and keys == (digest, settings)

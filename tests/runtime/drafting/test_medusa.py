@@ -1,0 +1,289 @@
+"""Drafts of heads (Medusa, blockwise): the answers are those of plain decoding, and the guesses are
+those that numpy computes from the same hidden state.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.placement.model_placement import EVERYWHERE
+from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.drafting.base import Draft
+from llmcli.runtime.drafting.heads_file import (
+    BLOCKWISE,
+    HEAD_METHODS,
+    MEDUSA,
+    HeadShapes,
+    output_matrix,
+)
+from llmcli.runtime.drafting.medusa import HeadDrafter, HeadDrafts
+from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
+from llmcli.runtime.requests.request import Answer, Request, RunOptions
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.sampling import Sampling, default_sampling
+from quant.convert import checkpoint_source
+from quant.model_file.load_checks import HEADS_ARCHITECTURE
+from quant.model_file.read_header import read_header
+from quant.quantize import plan, write
+from tests.quant import predicting_checkpoint, tiny_gguf
+
+GREEDY = default_sampling().with_values({"temp": 0})
+PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 250, 20))
+HIDDEN, VOCABULARY = 64, 300
+Weights = dict[str, np.ndarray]
+
+
+def head_shapes(method: str, has_outputs: bool = False, n_heads: int = 4) -> HeadShapes:
+    n_layers, n_hidden = (2, 0) if method == MEDUSA else (1, 96)
+    return HeadShapes(method, HIDDEN, VOCABULARY, n_heads, n_layers, n_hidden, has_outputs)
+
+
+def write_heads(path: Path, shapes: HeadShapes, model: Path, scale: float = 0.3) -> Weights:
+    """Write random heads for a model, and return their weights."""
+    random = np.random.default_rng(5)
+    weights = {
+        name: random.normal(0, scale, shape[::-1]).astype(np.float32)
+        for name, shape in shapes.tensors().items()
+    }
+    writer = gguf.GGUFWriter(path, HEADS_ARCHITECTURE)
+    writer.add_string(f"{HEADS_ARCHITECTURE}.method", shapes.method)
+    writer.add_string(f"{HEADS_ARCHITECTURE}.vocab_hash", vocabulary_hash(read_header(model)))
+    for key, value in (
+        ("embedding_length", shapes.n_embd),
+        ("vocab_size", shapes.n_vocab),
+        ("head_count", shapes.n_heads),
+        ("block_count", shapes.n_layers),
+    ):
+        writer.add_uint32(f"{HEADS_ARCHITECTURE}.{key}", value)
+    for name, values in weights.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+def guess(shapes: HeadShapes, weights: Weights, output: np.ndarray, state: np.ndarray) -> list[int]:
+    """Return the likeliest tokens of the heads, in float64."""
+    found = []
+    for head in range(shapes.n_heads):
+        x = state.astype(np.float64)
+        if shapes.method == BLOCKWISE:
+            hidden = np.maximum(weights["hidden.weight"] @ x + weights["hidden.bias"], 0)
+            x = x + weights[f"head.{head}.weight"] @ hidden + weights[f"head.{head}.bias"]
+        else:
+            for layer in range(shapes.n_layers):
+                name = f"head.{head}.{layer}"
+                y = weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+                x = x + y / (1 + np.exp(-y))
+        matrix = weights.get(f"head.{head}.output.weight", output)
+        found.append(int((matrix @ x).argmax()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model whose table of embeddings is its output matrix."""
+    path = tmp_path_factory.mktemp("medusa") / "m.gguf"
+    return tiny_gguf.llama(path, hidden=HIDDEN, ff=64, layers=2, vocab=VOCABULARY, tied=True)
+
+
+@pytest.fixture(autouse=True)
+def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
+
+
+@contextmanager
+def open_small(path: Path, drafting: DraftSettings, slots: int = 1) -> Iterator[Runner]:
+    options = RunOptions(ctx_size=256, threads=1, batch_size=64, ubatch_size=64)
+    with open_runner(path, options, slots=slots, drafting=drafting) as runner:
+        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=1 << 28)
+        yield runner
+
+
+def answer(
+    runner: Runner,
+    prompt: tuple[int, ...] = PROMPT,
+    count: int = 30,
+    sampling: Sampling = GREEDY,
+) -> Answer:
+    stream = runner.reply(
+        Request(
+            prompt,
+            sampling,
+            max_tokens=count,
+            strategy=runner.default_strategy(),
+            ignore_eos=True,
+            allow_repetition=True,
+        )
+    )
+    list(stream)
+    runner.engine.check()
+    return stream.answer
+
+
+def always_drafts(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> HeadDrafter:
+    """Make drafts always seem worth their time, and return the drafter."""
+    monkeypatch.setattr(
+        "llmcli.runtime.drafting.draft_length.DraftLength.rate",
+        lambda self, guesses, limit: (2.0, len(guesses.chances(int(min(4, limit))))),
+    )
+    (drafter,) = runner.engine.resources.speculation.drafters
+    return drafter
+
+
+@pytest.mark.parametrize("has_outputs", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("method", HEAD_METHODS)
+def test_answers_are_plain_ones_and_guesses_are_those_of_numpy(
+    model_file: Path,
+    method: str,
+    has_outputs: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = head_shapes(method, has_outputs)
+    weights = write_heads(tmp_path / "h.gguf", shapes, model_file)
+    header = read_header(model_file)
+    info = output_matrix(header)
+    output = np.fromfile(info.file, np.float32, info.elements, offset=info.offset)
+    output = output.reshape(VOCABULARY, HIDDEN)
+    with open_small(model_file, NO_DRAFTING) as plain:
+        expected = [answer(plain), answer(plain, PROMPT[:7])]
+    drafts: list[tuple[list[int], list[int]]] = []
+    with open_small(model_file, DraftSettings(method=method, heads=tmp_path / "h.gguf")) as runner:
+        drafter = always_drafts(runner, monkeypatch)
+        assert drafter.name == method
+        draft = HeadDrafts.draft
+
+        def keep_guesses(self: HeadDrafts, count: int) -> Draft:
+            found = draft(self, count)
+            assert self.state is not None
+            drafts.append((found.tokens, guess(shapes, weights, output, self.state)))
+            return found
+
+        states: list[tuple[np.ndarray, int]] = []
+        find_state = HeadDrafter.find_state
+
+        def keep_state(self: HeadDrafter, sequence: object) -> np.ndarray | None:
+            state = find_state(self, sequence)
+            if state is not None:
+                states.append((state, sequence.tokens[-1]))
+            return state
+
+        monkeypatch.setattr(HeadDrafts, "draft", keep_guesses)
+        monkeypatch.setattr(HeadDrafter, "find_state", keep_state)
+        drafted = [answer(runner), answer(runner, PROMPT[:7])]
+    for first, second in zip(expected, drafted, strict=True):
+        assert [token.id for token in first.tokens] == [token.id for token in second.tokens]
+        assert second.n_drafted
+    assert len(drafts) > 10
+    assert all(found == known[: len(found)] for found, known in drafts)
+    # the state is the one from which the model has chosen the last token
+    assert len(states) > 10
+    assert all(int((output @ state).argmax()) == token for state, token in states)
+
+
+@pytest.mark.parametrize("method", HEAD_METHODS)
+def test_sampled_answers_are_those_of_the_seed(
+    model_file: Path, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_heads(tmp_path / "h.gguf", head_shapes(method), model_file)
+    sampling = default_sampling().with_values({"temp": 1.0, "seed": 7})
+    with open_small(model_file, NO_DRAFTING) as plain:
+        expected = answer(plain, sampling=sampling)
+    with open_small(model_file, DraftSettings(method=method, heads=tmp_path / "h.gguf")) as runner:
+        always_drafts(runner, monkeypatch)
+        drafted = answer(runner, sampling=sampling)
+    assert [token.id for token in expected.tokens] == [token.id for token in drafted.tokens]
+    assert drafted.n_drafted
+
+
+def test_right_guesses_are_accepted(
+    model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads whose own output matrices always give one token are right in a text that repeats it."""
+    shapes = head_shapes(MEDUSA, has_outputs=True)
+    write_heads(tmp_path / "h.gguf", shapes, model_file, scale=0.0)
+    with open_small(model_file, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
+        drafter = always_drafts(runner, monkeypatch)
+        logit_bias = default_sampling().with_values({"temp": 0, "logit_bias": ("0+100",)})
+        found = answer(runner, sampling=logit_bias)
+    assert [token.id for token in found.tokens] == [0] * 30
+    assert found.n_drafted == found.n_accepted
+    # four guesses and a token in each pass after the two that give the first state
+    assert found.n_drafts == 6
+    assert min(drafter.acceptance.chances(4)) > 0.8
+
+
+def test_an_answer_beside_others_is_not_drafted_for(
+    model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_heads(tmp_path / "h.gguf", head_shapes(MEDUSA), model_file)
+    drafting = DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")
+    with open_small(model_file, drafting, slots=2) as runner:
+        always_drafts(runner, monkeypatch)
+        engine = runner.engine
+        ids = [
+            engine.submit(
+                Request(
+                    PROMPT[start:], GREEDY, max_tokens=8, strategy="speculative", ignore_eos=True
+                )
+            )
+            for start in (0, 10)
+        ]
+        while engine.is_busy:
+            engine.step()
+        assert [len(engine.pop_answer(number).tokens) for number in ids] == [8, 8]
+        assert answer(runner).n_drafted
+
+
+def test_final_states_are_those_of_passes_with_all_logits(model_file: Path) -> None:
+    header = read_header(model_file)
+    info = output_matrix(header)
+    output = np.fromfile(info.file, np.float32, info.elements, offset=info.offset)
+    output = output.reshape(VOCABULARY, HIDDEN)
+    options = ContextOptions(64, n_outputs=8, outputs_final_states=True)
+    with (
+        open_model(model_file, EVERYWHERE.for_header(header)) as model,
+        open_context(model, options) as context,
+    ):
+        (row,) = context.decode(BatchRows([5, 6, 7], range(3), [0] * 3, [False, False, True]))
+        expected = row.logits.copy()
+        assert context.final_state(2) is None
+        context.clear()
+        rows = context.decode(BatchRows([5, 6, 7], range(3), [0] * 3, [True] * 3))
+        assert np.abs(rows[2].logits - expected).max() < 1e-4
+        for index, row in enumerate(rows):
+            state = context.final_state(index)
+            assert state is not None
+            assert np.abs(output @ state - row.logits).max() < 1e-4
+        assert context.output_bytes == 4 * 3 * (VOCABULARY + HIDDEN)
+
+
+def test_heads_draft_for_a_hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
+    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
+    predicting_checkpoint.build("Qwen3_5ForCausalLM", tmp_path / "tiny")
+    source = checkpoint_source.open_checkpoint(tmp_path / "tiny")
+    model = tmp_path / "m.gguf"
+    write.write_model(plan.plan_quantization(source, "F32"), model, threads=1)
+    n_embd, n_vocab = output_matrix(read_header(model)).shape
+    shapes = HeadShapes(MEDUSA, n_embd, n_vocab, 4, 1, 0, False)
+    write_heads(tmp_path / "h.gguf", shapes, model)
+    with open_small(model, NO_DRAFTING) as plain:
+        expected = answer(plain)
+    with open_small(model, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
+        always_drafts(runner, monkeypatch)
+        drafted = answer(runner)
+    assert [token.id for token in expected.tokens] == [token.id for token in drafted.tokens]
+    assert drafted.n_drafted

@@ -1,0 +1,228 @@
+"""`convert --heads`: both forms of a checkpoint give the same file, whose heads compute what torch
+computes, and heads of other models are refused.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcli.runtime.drafting.head_graph import open_heads
+from llmcli.runtime.drafting.heads_file import HEAD_METHODS, HEADS_ARCHITECTURE, read_heads
+from quant.model_file.read_header import read_header
+from quant.native import ggml
+from tests.quant import tiny_checkpoint, tiny_gguf
+
+HIDDEN, VOCABULARY = 64, 300
+Tensors = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_gguf.llama(tmp_path / "m.gguf", hidden=HIDDEN, layers=1, vocab=VOCABULARY)
+
+
+def medusa_tensors(heads: int = 3, layers: int = 2, outputs: bool = True) -> Tensors:
+    """Return random tensors in the form of Medusa's authors."""
+    random = np.random.default_rng(0)
+    found: Tensors = {}
+    for head in range(heads):
+        for layer in range(layers):
+            name = f"{head}.{layer}.linear"
+            found[f"{name}.weight"] = random.normal(0, 0.1, (HIDDEN, HIDDEN)).astype(np.float32)
+            found[f"{name}.bias"] = random.normal(0, 0.1, HIDDEN).astype(np.float32)
+        if outputs:
+            matrix = random.normal(0, 0.1, (VOCABULARY, HIDDEN)).astype(np.float32)
+            found[f"{head}.{layers}.weight"] = matrix
+    return found
+
+
+def write_folder(folder: Path, tensors: Tensors, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    tiny_checkpoint.save(folder / "medusa_lm_head.safetensors", tensors, "F16")
+    values = {"medusa_num_heads": 3, "medusa_num_layers": 2, **config}
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def convert(llmcli: Any, model: Path, folder: Path, *words: str) -> Path:
+    done = llmcli("convert", str(model), "--heads", str(folder), "--json", *words)
+    assert done.code == 0, done.err
+    return Path(json.loads(done.out)["path"])
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_head."])
+def test_pickled_weights_and_safetensors_give_the_same_file(
+    llmcli: Any, model: Path, tmp_path: Path, prefix: str
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: no pickles")
+    tensors = medusa_tensors()
+    out = convert(llmcli, model, write_folder(tmp_path / "a", tensors))
+    pickled = write_folder(tmp_path / "b", tensors)
+    (pickled / "medusa_lm_head.safetensors").unlink()
+    torch.save(
+        {prefix + name: torch.from_numpy(values).half() for name, values in tensors.items()},
+        pickled / "medusa_lm_head.pt",
+    )
+    done = llmcli("convert", str(model), "--heads", str(pickled))
+    assert done.code == 1
+    assert "only pickled weights (medusa_lm_head.pt)" in done.err
+    assert "--allow-pickle" in done.err
+    other = convert(llmcli, model, pickled, "--allow-pickle")
+    assert (out.name, other.name) == ("a-heads.gguf", "b-heads.gguf")
+    assert out.read_bytes() == other.read_bytes()
+    heads = read_heads(read_header(out))
+    assert (heads.shapes.n_heads, heads.shapes.n_layers, heads.shapes.has_outputs) == (3, 2, True)
+    done = llmcli("convert", str(model), "--heads", str(tmp_path / "a"))
+    assert "nothing to do" in done.err
+    assert f"llmcli run {model} -md {out}" in done.err
+
+
+@pytest.mark.parametrize(("outtype", "kind"), [("f32", "F32"), ("bf16", "BF16"), ("q8_0", "Q8_0")])
+def test_outtype_is_the_type_of_the_matrices(
+    llmcli: Any, model: Path, tmp_path: Path, outtype: str, kind: str
+) -> None:
+    tensors = medusa_tensors()
+    folder = write_folder(tmp_path / "a", tensors)
+    heads = read_heads(read_header(convert(llmcli, model, folder, "--outtype", outtype)))
+    info = heads.tensors["head.1.0.weight"]
+    assert (info.type, heads.tensors["head.1.0.bias"].type) == (kind, "F32")
+    stored = np.fromfile(info.file, np.uint8, info.nbytes, offset=info.offset)
+    found = ggml.decode(stored, kind, HIDDEN, label="w")
+    assert np.abs(found - tensors["1.0.linear.weight"]).max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "message"),
+    [
+        ({"0.0.linear.weights": np.ones((HIDDEN, HIDDEN))}, {}, "'0.0.linear.weights'"),
+        ({"0.0.linear.bias": np.ones(HIDDEN + 1)}, {}, "head.0.0.bias is [65], not [64]"),
+        ({"7.0.linear.bias": np.ones(HIDDEN)}, {}, "is missing, not"),
+        ({"99.0.linear.bias": np.ones(HIDDEN)}, {}, "there are 100 heads of 2 layers"),
+        ({}, {"medusa_num_heads": 4}, "names 4 heads of 2 layers"),
+        ({}, {"medusa_num_layers": 1}, "names 3 heads of 1 layers"),
+    ],
+)
+def test_unfitting_checkpoints_are_refused(
+    llmcli: Any,
+    model: Path,
+    tmp_path: Path,
+    tensors: Tensors,
+    config: dict[str, int],
+    message: str,
+) -> None:
+    folder = write_folder(tmp_path / "a", medusa_tensors() | tensors, **config)
+    done = llmcli("convert", str(model), "--heads", str(folder))
+    assert done.code == 1
+    assert message in done.err
+    assert not (tmp_path / "a-heads.gguf").exists()
+
+
+def test_heads_of_another_model_and_missing_words_are_refused(
+    llmcli: Any, model: Path, stories: Path, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "a", medusa_tensors(), base_model_name_or_path="org/base")
+    wide = tiny_gguf.llama(tmp_path / "wide.gguf", hidden=128, layers=1)
+    for words, message in (
+        ([str(wide)], "they read states of 64 values, and the model's have 128"),
+        ([], "a GGUF of org/base"),
+        ([str(stories)], "is a checkpoint, and draft heads are converted for a GGUF"),
+        ([str(model), "--mmproj"], "--mmproj does not apply to --heads"),
+        ([str(model), "--lora", str(folder)], "--lora and --heads convert different things"),
+    ):
+        done = llmcli("convert", *words, "--heads", str(folder))
+        assert done.code in (1, 2)
+        assert message in done.err
+    (tmp_path / "empty").mkdir()
+    done = llmcli("convert", str(model), "--heads", str(tmp_path / "empty"))
+    assert "has no draft heads" in done.err
+
+
+@pytest.mark.parametrize("method", HEAD_METHODS)
+def test_trained_heads_compute_what_they_were_trained_to(
+    llmcli: Any, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads learn a table of states and tokens, and the converted file guesses what torch does."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing is trained")
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    from scripts.quality import train_heads
+
+    monkeypatch.setattr(train_heads, "BATCH_STATES", 64)
+    model = tiny_gguf.llama(
+        tmp_path / "m.gguf", hidden=HIDDEN, layers=1, vocab=VOCABULARY, tied=True
+    )
+    header = read_header(model)
+    args = argparse.Namespace(
+        folder=tmp_path / "heads", model=model, method=method, heads=2, layers=1, hidden=0,
+        steps=300, seed=0,
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    states = random.normal(0, 1, (32, HIDDEN)).astype(np.float32)
+    labels = random.integers(0, VOCABULARY, (32, 2))
+    examples = train_heads.Examples(states, labels)
+    output = train_heads.read_output(header)
+    torch.manual_seed(0)
+    parameters = train_heads.train(examples, output, args)
+    torch.manual_seed(0)
+    again = train_heads.train(examples, output, args)
+    assert all(torch.equal(parameters[name], value) for name, value in again.items())
+    assert min(train_heads.acceptance(parameters, examples, output, args)) > 0.8
+    stored = {name: value.half().float() for name, value in parameters.items()}
+    expected = [
+        (values @ torch.from_numpy(output).T).argmax(1).tolist()
+        for values in train_heads.head_states(stored, torch.from_numpy(states), args)
+    ]
+    train_heads.write_heads(parameters, args)
+    heads = read_heads(read_header(convert(llmcli, model, tmp_path / "heads")))
+    assert (heads.shapes.method, heads.shapes.has_outputs) == (method, False)
+    with open_heads(heads, header, 1) as graph:
+        guesses = [graph.guess(state, 2) for state in states]
+    assert guesses == [list(row) for row in zip(*expected, strict=True)]
+
+
+def test_a_file_of_heads_is_no_model(llmcli: Any, model: Path, tmp_path: Path) -> None:
+    heads = convert(llmcli, model, write_folder(tmp_path / "a", medusa_tensors()))
+    for words in (["run", str(heads), "hi"], ["quantize", str(heads), "--q8_0"]):
+        done = llmcli(*words)
+        assert done.code == 1
+        assert "is not a model but draft heads of one" in done.err
+        assert f"llmcli run MODEL -md '{heads}'" in done.err
+    done = llmcli("show", str(heads), "--json")
+    assert done.code == 0, done.err
+    assert HEADS_ARCHITECTURE in done.out
+
+
+def test_heads_are_checked_before_the_model_is_loaded(
+    llmcli: Any, model: Path, tmp_path: Path
+) -> None:
+    heads = convert(llmcli, model, write_folder(tmp_path / "a", medusa_tensors()))
+    other = tiny_gguf.llama(tmp_path / "o.gguf", hidden=HIDDEN, layers=1, vocab=301)
+    byte_level = tiny_gguf.llama(tmp_path / "b.gguf", hidden=HIDDEN, layers=1, vocab=-VOCABULARY)
+    for path, words, message in (
+        (other, [], "it has 300 tokens, but the model has 301"),
+        (byte_level, [], "its vocabulary is different"),
+        (model, ["--draft", "model"], "has heads for --draft medusa, not for --draft model"),
+        (model, ["--draft", "blockwise"], "not for --draft blockwise"),
+        (model, ["--ngram-draft", "on", "--draft", "medusa"], "does not use --ngram-draft"),
+    ):
+        done = llmcli("run", str(path), "hi", "--raw", "-n", "2", "-md", str(heads), *words)
+        assert done.code in (1, 2)
+        assert message in done.err
+    for words, message in (
+        (["--draft", "medusa"], "--draft medusa needs draft heads"),
+        (
+            ["--draft", "medusa", "-md", str(model)],
+            "has no heads for --draft medusa: it is a model",
+        ),
+    ):
+        done = llmcli("run", str(model), "hi", "--raw", "-n", "2", *words)
+        assert done.code in (1, 2)
+        assert message in done.err
+    done = llmcli("run", str(model), "hi", "--raw", "-n", "2", "-c", "64", "-md", str(heads))
+    assert done.code == 0, done.err
+    done = llmcli("plan", str(model), "-c", "64", "-md", str(heads))
+    assert done.code == 0, done.err
+    assert "the weights of the draft heads take" in done.err
