@@ -22,7 +22,6 @@ from llmcli.model_loader.quantize_file import find_model
 from llmcli.runtime.drafting import heads_file
 from llmcli.runtime.drafting.heads_file import (
     BLOCKWISE,
-    HEADS_ARCHITECTURE,
     MEDUSA,
     HeadShapes,
 )
@@ -36,6 +35,7 @@ from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
 from quant.gguf.layout import FileLayout, encode_entry, lay_out_file
 from quant.gguf.resumable_writer import ResumableWriter
 from quant.model_file import load_checks
+from quant.model_file.load_checks import HEADS_ARCHITECTURE
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 from quant.native import ggml
