@@ -3,6 +3,7 @@
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_prediction_layers_are_measured(llmcli: Llmcli, tmp_path: Path) -> None:
         (("--methods", "mtp"), 1, "no layers that predict", "--no-mtp"),
         (("--tasks", "poem"), 1, "--tasks: unknown value 'poem'", "summary"),
         (("-ctk", "q9"), 1, "cache type", ""),
-        (("-c", "64"), 1, "the context holds 64 tokens", "--ctx-size"),
+        (("-c", "64"), 1, "the context holds 256 tokens", "--ctx-size"),
     ],
 )
 def test_wrong_arguments_are_one_error(
@@ -155,6 +156,23 @@ def test_the_verdicts_say_where_drafts_pay_and_what_they_would_need() -> None:
         "1.30 passes of one row; here it takes 3.00",
         "mtp was not measured: no such layers",
     ]
+
+
+@pytest.mark.parametrize(
+    ("n_right", "seconds", "reason"),
+    [
+        (10, 0.6, "making a guess takes 2.00 passes of one row, too long for any machine"),
+        (0, 0.0, "too few guesses are right for any machine"),
+    ],
+)
+def test_the_verdict_says_why_no_machine_would_do(
+    n_right: int, seconds: float, reason: str
+) -> None:
+    counts = DraftCounts("x", (10, 10, 10), (10, n_right, n_right), (n_right,) * 3, seconds)
+    task = TaskResult("free", counts, 10, DraftCounts("x"), 9, 9, None, 1, 1)
+    method = MethodResult("x", PassCost({1: 0.01, 4: 0.02}), (task,))
+    lines = output.verdicts(replace(result(), methods=(method,), obstacles=()))
+    assert lines == ["x: no difference that is certain", f"x, free: {reason}"]
 
 
 def test_the_table_has_a_row_for_each_method_and_task() -> None:
