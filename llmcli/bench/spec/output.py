@@ -162,12 +162,11 @@ def _describe_break_even(method: MethodResult, task: TaskResult) -> str:
     have, need = method.cost.ratio(rows), method.bound(task).break_even
     if need <= 1:
         share = guess_seconds(task.longest) / method.cost.single_seconds
-        reason = (
-            f"making a guess takes {share:.2f} passes of one row, too long for any machine"
-            if share > task.longest.n_right / task.longest.n_guesses
-            else "too few guesses are right for any machine"
+        right = task.longest.n_right / task.longest.n_guesses
+        return (
+            f"{method.method}, {task.task}: drafts would save time on no machine: {right:.0%} of the "
+            f"guesses are right, and one takes {share:.2f} passes of one row"
         )
-        return f"{method.method}, {task.task}: {reason}"
     return (
         f"{method.method}, {task.task}: drafts save time where a pass of {rows} rows takes less than "
         f"{need:.2f} passes of one row; here it takes {have:.2f}"

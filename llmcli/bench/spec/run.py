@@ -144,7 +144,7 @@ def _measure(
     with ExitStack() as stack:
         with ui.status(f"loading for {name} …"):
             trial, file = _open_trial(stack, name, opening, request.n_tokens)
-        with ui.bar(f"bench {name}", n_steps, "answers") as bar:
+        with ui.bar(f"bench {name}", n_steps, "tests") as bar:
             result = measure_method(trial, request.tasks, request.n_pairs, lambda: bar.advance(1))
     return result, file
 

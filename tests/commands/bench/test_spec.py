@@ -161,8 +161,8 @@ def test_the_verdicts_say_where_drafts_pay_and_what_they_would_need() -> None:
 @pytest.mark.parametrize(
     ("n_right", "seconds", "reason"),
     [
-        (10, 0.6, "making a guess takes 2.00 passes of one row, too long for any machine"),
-        (0, 0.0, "too few guesses are right for any machine"),
+        (10, 0.6, "100% of the guesses are right, and one takes 2.00 passes of one row"),
+        (0, 0.0, "0% of the guesses are right, and one takes 0.00 passes of one row"),
     ],
 )
 def test_the_verdict_says_why_no_machine_would_do(
@@ -171,8 +171,9 @@ def test_the_verdict_says_why_no_machine_would_do(
     counts = DraftCounts("x", (10, 10, 10), (10, n_right, n_right), (n_right,) * 3, seconds)
     task = TaskResult("free", counts, 10, DraftCounts("x"), 9, 9, None, 1, 1)
     method = MethodResult("x", PassCost({1: 0.01, 4: 0.02}), (task,))
+    no_machine = "drafts would save time on no machine: "
     lines = output.verdicts(replace(result(), methods=(method,), obstacles=()))
-    assert lines == ["x: no difference that is certain", f"x, free: {reason}"]
+    assert lines == ["x: no difference that is certain", f"x, free: {no_machine}{reason}"]
 
 
 def test_the_table_has_a_row_for_each_method_and_task() -> None:
