@@ -231,14 +231,16 @@ def compare_speeds(
 
 def join_costs(first: PassCost, second: PassCost) -> PassCost:
     """Return the cost with the shorter time for each number of rows, because other programs can
-    only slow passes down.
+    only slow passes down. A number of rows that only one has keeps its ratio to one row.
     """
-    return PassCost(
-        {
-            rows: min(first(rows), second(rows))
-            for rows in first.ratios.keys() & second.ratios.keys()
-        }
-    )
+    single = min(first.single_seconds, second.single_seconds)
+    seconds = {
+        rows: min(first(rows), second(rows)) for rows in first.ratios.keys() & second.ratios.keys()
+    }
+    for rows in first.ratios.keys() ^ second.ratios.keys():
+        measured = first if rows in first.ratios else second
+        seconds[rows] = single * measured.ratio(rows)
+    return PassCost(seconds)
 
 
 def _sum_drafts(method: str, answers: Sequence[Answer]) -> DraftCounts:

@@ -118,8 +118,8 @@ def test_the_shorter_time_of_both_measurements_counts():
     trial = RecordedTrial(lambda: answer(10), lambda: answer(10))
     result = measure_method(trial, [TASK], 1)  # type: ignore[arg-type]
     assert (result.cost(1), result.cost(4)) == (1.0, 3.0)
-    joined = join_costs(PassCost({1: 1.0, 4: 2.0, 8: 3.0}), PassCost({1: 1.0, 4: 1.5}))
-    assert joined.ratios == {1: 1.0, 4: 1.5}
+    joined = join_costs(PassCost({1: 2.0, 4: 2.0, 8: 6.0}), PassCost({1: 1.0, 4: 1.5}))
+    assert joined.ratios == {1: 1.0, 4: 1.5, 8: 3.0}
 
 
 def test_the_longest_drafts_are_made_even_where_they_cost_too_much():
