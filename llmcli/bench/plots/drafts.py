@@ -68,7 +68,8 @@ def _acceptance_chart(method: MethodResult) -> Plot | None:
         return None
     return Plot(
         f"Acceptance of {method.method}",
-        "The share of guesses that were right, if all guesses before them in the draft were.",
+        "The share of guesses that were right, if all guesses before them in the draft were. "
+        f"Tasks: {', '.join(line.name for line in series)}.",
         Axis("guess of the draft"),
         Axis("% right"),
         series,
