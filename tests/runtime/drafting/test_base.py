@@ -440,8 +440,9 @@ def test_drafting_is_off_by_default_if_logits_depend_on_the_number_of_rows():
         assert found is None
 
 
-def test_recurrent_state_can_be_drafted_for():
-    context = RowDependentContext(n_ctx=256, is_recurrent=True)
+def test_recurrent_state_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch):
+    context = SlowContext(n_ctx=256, is_recurrent=True)
+    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.time.perf_counter", lambda: context.now)
     with open_drafting(DraftSettings("on"), context) as found:
         assert found is not None and found.drafters
 
