@@ -34,6 +34,7 @@ from llmcli.runtime.draft_settings import (
     uses_gpu,
 )
 from llmcli.runtime.drafting.ngram import PromptLookup
+from llmcli.runtime.drafting.ngram_pool import PoolDrafter
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.prefill_context import PrefillContext
@@ -57,6 +58,8 @@ from llmcli.runtime.text.tracked_text import TrackedText
 from llmcli.types import Event, Message
 from quant.model_file import load_checks, model_header, read_header
 
+# drafters that --ngram-draft switches: from repetitions in the text, and in earlier answers
+REPETITION_DRAFTERS = (PromptLookup.name, PoolDrafter.name)
 MAX_TAG_TOKENS = 16  # maximum number of tokens of a thinking tag at the end of a prompt
 STATE_CELL_BYTES = 12  # of each cell in a saved state: position, number of owners, owner
 NAMED_TEMPLATE_KEY = "tokenizer.chat_template."
@@ -282,16 +285,11 @@ class Runner:
         self.ngram_draft = ngram
         if loaded and self.has_prompt_lookup:
             uses_lookup = ngram == "on" or (ngram == "auto" and loaded.exact_rows > 0)
-            drafters = tuple(
-                drafter
-                for drafter in loaded.drafters
-                if uses_lookup or drafter.name != PromptLookup.name
+            others = tuple(
+                drafter for drafter in loaded.drafters if drafter.name not in REPETITION_DRAFTERS
             )
-            max_rows = (
-                loaded.exact_rows
-                if ngram == "auto" and len(loaded.drafters) == 1
-                else loaded.max_rows
-            )
+            drafters = loaded.drafters if uses_lookup else others
+            max_rows = loaded.exact_rows if ngram == "auto" and not others else loaded.max_rows
             speculation = (
                 replace(loaded, drafters=drafters, max_rows=max_rows) if drafters else None
             )
