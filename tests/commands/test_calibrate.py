@@ -19,10 +19,11 @@ from llmcli.ui import UI
 from llmcli.workflows.evaluation.text import read_evaluation_text
 from quant.calibration import imatrix, moments
 from quant.calibration.attention_moments import QUERY_STEP
+from quant.convert import checkpoint_source
 from quant.model_file import read_header
-from quant.quantize import write
+from quant.quantize import plan, write
 from tests.fixtures.cli import Done
-from tests.quant import tiny_gguf
+from tests.quant import predicting_checkpoint, tiny_checkpoint, tiny_gguf
 
 Llmcli = Callable[..., Done]
 
@@ -607,3 +608,131 @@ class DiskUsage:
     """The part of the result of `shutil.disk_usage` that llmcli reads."""
 
     free: int
+
+
+@pytest.fixture(scope="module", params=["Qwen3_5ForCausalLM", "DeepseekV3ForCausalLM"])
+def predicting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random checkpoint with a layer that predicts a further token, and its F32 file."""
+    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
+    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
+    folder = tmp_path_factory.mktemp("predicting")
+    predicting_checkpoint.build(request.param, folder / "tiny")
+    source = checkpoint_source.open_checkpoint(folder / "tiny")
+    write.write_model(plan.plan_quantization(source, "F32"), folder / "m.gguf", threads=1)
+    return folder
+
+
+def expected_projection_input(folder: Path, text: Path, n_ctx: int) -> np.ndarray:
+    """Return the mean squares of what enters the projection of the prediction layer: the norms of
+    the next token's embedding and of the state after the final norm of transformers' model.
+    """
+    import torch
+    import transformers
+
+    from llmcli.runtime.binding.model import open_model
+
+    with open_model(folder / "m.gguf", vocab_only=True) as vocabulary:
+        ids = vocabulary.tokenize(
+            text.read_text().removesuffix("\n"), special=False, add_special=True
+        )
+        bos = vocabulary.bos if vocabulary.add_bos else None
+    chunks = torch.tensor(ids[: len(ids) // n_ctx * n_ctx]).view(-1, n_ctx)
+    if bos is not None:
+        chunks[:, 0] = bos
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "tiny", dtype=torch.float32, attn_implementation="eager"
+    )
+    body = model.model
+    states: list[torch.Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        states.append((output[0] if isinstance(output, tuple) else output).detach())
+
+    body.norm.register_forward_hook(keep)
+    stored = {
+        name: torch.from_numpy(np.array(values))
+        for name, values in tiny_checkpoint.read(folder / "tiny" / "model.safetensors").items()
+    }
+    ahead = f"model.layers.{len(body.layers)}."
+    is_qwen = "mtp.fc.weight" in stored
+    names = (
+        ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+        if is_qwen
+        else (ahead + "enorm", ahead + "hnorm")
+    )
+    norms = []
+    for name in names:
+        norm = type(body.norm)(len(stored[f"{name}.weight"]), eps=model.config.rms_norm_eps)
+        norm.weight.data.copy_(stored[f"{name}.weight"])
+        norms.append(norm)
+    with torch.no_grad():
+        model(chunks)
+        state = torch.cat(states).view(len(chunks), n_ctx, -1)[:, :-1]
+        embedded = body.embed_tokens(chunks)[:, 1:]
+        values = torch.cat([norms[0](embedded), norms[1](state)], -1).double()
+    result: np.ndarray = (values**2).mean((0, 1)).numpy()
+    return result
+
+
+def test_layers_that_predict_further_tokens_are_calibrated(
+    llmcli: Llmcli, predicting: Path, text: Path, tmp_path: Path
+) -> None:
+    stats, model = tmp_path / "stats.gguf", predicting / "m.gguf"
+    words = ("calibrate", str(model), "--text", str(text), "--ctx", "64", "-t", "1", "-fa", "off")
+    assert llmcli(*words, "-o", str(stats)).code == 0
+    header = read_header.read_header(model)
+    layer = (header.get_int("block_count") or 0) - 1
+    entries = imatrix.load_imatrix(stats).entries
+    predicted = {name for name in entries if name.startswith(f"blk.{layer}.")}
+    matrices = {
+        tensor.name
+        for tensor in header.tensors
+        if tensor.name.startswith(f"blk.{layer}.")
+        and len(tensor.shape) > 1
+        and not tensor.name.endswith(("embed_tokens.weight", "shared_head_head.weight"))
+    }
+    assert predicted >= {name for name in matrices if "conv" not in name}
+    found = mean_squares(stats, f"blk.{layer}.nextn.eh_proj.weight")
+    expected = expected_projection_input(predicting, text, 64)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    # The model's own statistics are those of the model without this layer.
+    bare = tmp_path / "bare.gguf"
+    done = llmcli(
+        "quantize", str(predicting / "tiny"), "--type", "F32", "--no-mtp", "-o", str(bare)
+    )
+    assert done.code == 0, done.err
+    alone = tmp_path / "alone.gguf"
+    assert llmcli("calibrate", str(bare), *words[2:], "-o", str(alone)).code == 0
+    others = imatrix.load_imatrix(alone).entries
+    assert others.keys() == entries.keys() - predicted
+    for name in others:
+        np.testing.assert_array_equal(mean_squares(alone, name), mean_squares(stats, name))
+
+
+def test_calibrated_prediction_layers_get_the_types_of_the_recipe(
+    llmcli: Llmcli, predicting: Path, text: Path, tmp_path: Path
+) -> None:
+    stats, moments_file = tmp_path / "stats.gguf", tmp_path / "moments"
+    model = str(predicting / "m.gguf")
+    words = ("--text", str(text), "--ctx", "64", "-t", "1")
+    done = llmcli("calibrate", model, "-o", str(stats), "--moments", str(moments_file), *words)
+    assert done.code == 0, done.err
+    without, out = tmp_path / "without.gguf", tmp_path / "out.gguf"
+    assert llmcli("quantize", model, "--type", "Q4_0", "-o", str(without)).code == 0
+    done = llmcli("quantize", model, "--type", "Q4_0", "--imatrix", str(stats), "-o", str(out))
+    assert done.code == 0, done.err
+
+    def type_of(path: Path) -> str:
+        return next(
+            tensor.type
+            for tensor in read_header.read_header(path).tensors
+            if tensor.name.endswith("nextn.eh_proj.weight")
+        )
+
+    assert (type_of(without), type_of(out)) == ("Q8_0", "Q4_0")
+    gptq = tmp_path / "gptq.gguf"
+    done = llmcli(
+        *("quantize", model, "--type", "Q4_0", "--method", "gptq"),
+        *("--moments", str(moments_file), "-o", str(gptq)),
+    )
+    assert done.code == 0, done.err

@@ -41,13 +41,13 @@ def open_context(
 
 @contextmanager
 def open_prediction_context(
-    model: Model, target: Context, options: ContextOptions
+    model: Model, target: Context, options: ContextOptions, eval_callback: Any = None
 ) -> Iterator[PredictionContext]:
     """Open a context of the prediction layers of `model`, which must have loaded them, beside its
     context `target`. Interrupting one of them interrupts both. Raises like `open_context`.
     """
     settings = {"ctx_type": MTP, "ctx_other": target.pointer}
-    with _open_pointer(model, options, None, target.stop, **settings) as parts:
+    with _open_pointer(model, options, eval_callback, target.stop, **settings) as parts:
         enable_states(parts[0], only_outputs=True)
         yield PredictionContext(*parts)
 

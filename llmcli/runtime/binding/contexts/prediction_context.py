@@ -89,9 +89,12 @@ class PredictionContext(Context):
 
     computes_all_rows: ClassVar[bool] = False
 
-    def predict(self, tokens: Sequence[int], start: int, states: States) -> LogitsRow:
+    def predict(
+        self, tokens: Sequence[int], start: int, states: States, all_rows: bool = False
+    ) -> LogitsRow:
         """Compute tokens from position `start` on, each with the hidden state of the token before
-        it (`[tokens, n_embd]`). Return the logits of the token after the last one.
+        it (`[tokens, n_embd]`). Return the logits of the token after the last one. `all_rows`: also
+        compute the logits of the other tokens.
 
         Raises like `Context.decode`.
         """
@@ -101,7 +104,7 @@ class PredictionContext(Context):
         if not self._positions.length(0):
             self._positions.set_length(0, start)  # the earlier tokens were never seen
         self._batch.states[:count] = states
-        wanted = [self.computes_all_rows] * (count - 1) + [True]
+        wanted = [all_rows or self.computes_all_rows] * (count - 1) + [True]
         rows = BatchRows(tokens, range(start, start + count), [0] * count, wanted)
         return self.decode(rows)[-1]
 
