@@ -393,7 +393,7 @@ class Engine:
     def _decode(self, plan: ForwardPass) -> SequenceOf[RowLogits]:
         """Compute a pass in the engine's context, and return its rows of logits."""
         return self.context.decode(
-            BatchRows(plan.tokens, plan.positions, plan.slots, plan.wants_logits)
+            BatchRows(plan.tokens, plan.positions, plan.slots, plan.wants_logits, plan.branches)
         )
 
     def _handle_failed_pass(
@@ -471,7 +471,9 @@ class Engine:
                 scores = tuple(sequence.prompt_scores)
                 events.append(Event(sequence.id, None, "", prompt_logprobs=scores))
             if sequence.draft:
-                self.ledger.append(sequence.slot, sequence.draft)
+                draft = sequence.draft
+                path = [draft.tokens[node] for node in draft.main_path()]
+                self.ledger.append(sequence.slot, path)
         else:
             for slot, token in sequence.strategy.pending_rows():
                 self.ledger.append(slot, [token])

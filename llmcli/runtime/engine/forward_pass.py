@@ -46,7 +46,7 @@ class SequenceRows(NamedTuple):
 @dataclass(slots=True)
 class ForwardPass:
     """The plan of a forward pass. `tokens`, `positions`, `slots` and `wants_logits` have one entry
-    per row, and `shares` has one per sequence, in the same order.
+    per row, and `shares` has one per sequence, in the same order. `branches`: as in BatchRows.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -54,6 +54,7 @@ class ForwardPass:
     slots: list[int] = field(default_factory=list)
     wants_logits: list[bool] = field(default_factory=list)
     shares: list[SequenceRows] = field(default_factory=list)
+    branches: list[tuple[int, ...]] = field(default_factory=list)
 
     def add(
         self,
@@ -80,7 +81,7 @@ class ForwardPass:
                 context.n_batch - rows,
                 context.n_outputs - 1,
             )
-            del sequence.draft[max(0, n_free) if is_alone else 0 :]
+            sequence.draft = sequence.draft.shorten(n_free if is_alone else 0)
         self.add_tokens(sequence, count)
 
     def add_tokens(self, sequence: Sequence, count: int) -> None:
@@ -119,13 +120,16 @@ class ForwardPass:
 
     def _add_draft(self, sequence: Sequence) -> None:
         """Add the rows of a sequence's draft. Each of them gives logits, with which the next
-        drafted token is checked.
+        drafted token is checked. If the draft has several paths, the sequence is alone in the pass.
         """
-        end, count = len(sequence.tokens), len(sequence.draft)
-        self.tokens += sequence.draft
-        self.positions += range(end, end + count)
-        self.slots += [sequence.slot] * count
-        self.wants_logits += [True] * count
+        end, draft = len(sequence.tokens), sequence.draft
+        if not draft.is_chain:
+            everywhere = tuple(range(len(draft.leaves())))
+            self.branches += [everywhere] * len(self.tokens) + draft.branches()
+        self.tokens += draft.tokens
+        self.positions += [end + depth for depth in draft.depths()]
+        self.slots += [sequence.slot] * len(draft)
+        self.wants_logits += [True] * len(draft)
 
     def add_branches(self, sequence: Sequence, ledger: Ledger) -> None:
         """Add one row for each branch of a beam search. It continues the tokens in the branch's

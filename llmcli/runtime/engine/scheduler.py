@@ -24,6 +24,7 @@ from llmcli.runtime.kv_cache.offload import DecodeOffload, IdleOffload, Preempti
 from llmcli.runtime.kv_cache.offload_store import OffloadStore
 from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.requests.token_tree import NO_DRAFT
 
 
 class Scheduler:
@@ -160,7 +161,8 @@ class Scheduler:
         else:
             sequence.preemption.state = self.swap.swap_out(slot)
         ledger.release(slot, sequence.request.turn)
-        sequence.slot, sequence.branch_slots, sequence.draft, sequence.n_computed = -1, [], [], 0
+        sequence.slot, sequence.branch_slots, sequence.n_computed = -1, [], 0
+        sequence.draft = NO_DRAFT
         sequence.preemption.count += 1
         self.n_preemptions += 1
         self.add(sequence)

@@ -75,6 +75,15 @@ class CellMap:
         if self.is_busy[slot]:
             self.busy_cells += len(tokens)
 
+    def keep_branch(self, slot: int, keep: int, branch: int, tokens: list[int]) -> None:
+        """Replace the tokens of a slot after its first `keep` by those of a branch of the last
+        pass, `tokens`. The memory must be one whose slots can be cut everywhere.
+        """
+        self.trim(slot, keep)
+        assert len(self.tokens[slot]) == keep, "a memory that cannot be cut"
+        self.memory.keep_branch(slot, branch, keep, keep + len(tokens))
+        self.append(slot, tokens)
+
     def fork(self, source: int, target: int) -> None:
         """Make `target` a copy of `source` that shares all its cells. Cells that both already share
         are not copied again. If the memory cannot share all of them, a part of its state is copied.

@@ -29,6 +29,10 @@ class CacheMemory(Protocol):
     @property
     def can_shift(self) -> bool: ...
 
+    def keep_branch(self, sequence: int, branch: int, start: int, end: int) -> None: ...
+
+    def drop_branches(self) -> None: ...
+
     @property
     def needs_checkpoints(self) -> bool: ...
 
@@ -56,13 +60,15 @@ class CacheMemory(Protocol):
 
 
 class BatchedMemory(CacheMemory, Protocol):
-    """A CacheMemory with the limits of one forward pass: rows of a batch, rows of a micro-batch, and
-    rows whose logits are computed. The scheduler plans passes within them.
+    """A CacheMemory with the limits of one forward pass: rows of a batch, rows of a micro-batch,
+    rows whose logits are computed, and branches of a tree of tokens. The scheduler plans passes
+    within them.
     """
 
     n_batch: int
     n_ubatch: int
     n_outputs: int
+    max_branches: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class Ledger:
         # These methods are called for each token. Binding them here saves a call of a wrapper,
         # which is slow right after a pass.
         self.append, self.fork, self.trim = self._map.append, self._map.fork, self._map.trim
+        self.keep_branch, self.drop_branches = self._map.keep_branch, memory.drop_branches
         self.restore, self.check = self._map.restore, self._map.check
         self.count_cells = self._map.count_cells
         # Called with an idle slot before cells that only this slot holds are dropped: those after

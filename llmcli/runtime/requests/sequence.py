@@ -25,6 +25,7 @@ from llmcli.runtime.requests.request import (
     ReplayedAnswer,
     Request,
 )
+from llmcli.runtime.requests.token_tree import NO_DRAFT, TokenTree
 from llmcli.runtime.sampling.chain import PlannedDraw, RowLogits
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore, top_logprobs
 from llmcli.types import Event, Finish, TokenTime
@@ -144,7 +145,7 @@ class Sequence:
     # list is replaced when tokens are dropped from a full context.
     tokens: list[int] = field(default_factory=list)
     # drafted tokens that may follow `tokens`; as many as fit are computed in the next pass
-    draft: list[int] = field(default_factory=list)
+    draft: TokenTree = NO_DRAFT
     n_computed: int = 0  # tokens in the KV cache
     n_prompt: int = 0  # tokens of the prompt that were not dropped
     # ascending lengths of the prompt at which a pass ends, so that a checkpoint can be taken there

@@ -1,11 +1,16 @@
-"""Rejection sampling for speculative decoding: accepts a draft model's guess as often as possible
-without changing the distribution of the answer.
+"""Rejection sampling for speculative decoding: accepts guesses as often as possible without changing
+the distribution of the answer.
 
-p is the distribution of the model, and q that of the draft model. A guess x drawn from q is
-accepted with the probability min(1, p(x) / q(x)). Otherwise the token is drawn from the normalized
-max(p − q, 0). Then the token has the distribution p (Leviathan et al. 2023, Chen et al. 2023). The
-forward passes that verify guesses are in strategies/speculative.py.
+p is the distribution of the model, and q that of a drafter. A guess x drawn from q is accepted with
+the probability min(1, p(x) / q(x)). Otherwise p is replaced by the normalized max(p − q, 0): the
+next guess for the same token is accepted by it, or the token is drawn from it if there is no further
+guess. Then the token has the distribution p (Leviathan et al. 2023, Chen et al. 2023; several
+guesses: multi-step speculative sampling of SpecInfer, Miao et al. 2024). The forward passes that
+verify guesses are in strategies/speculative.py.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +20,38 @@ from llmcli.runtime.sampling.chain import NumpyChain, RowLogits
 Probabilities = NDArray[np.float32]
 
 
-def keep_or_redraw(
-    p: Probabilities, q: Probabilities, guess: int, random: np.random.Generator
-) -> int:
-    """Return a token that has the distribution `p`: the accepted `guess`, or a token drawn in its
-    place. `q`: the distribution that the guess was drawn from.
-
-    Shapes: p, q `[n_vocab]`.
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A guess of a token. `q`: the distribution `[n_vocab]` that it was drawn from, given the
+    proposals for the same token before it; None for a guess that was not drawn.
     """
-    if random.random() * q[guess] < p[guess]:
-        return guess
-    remainder = np.maximum(p.astype(np.float64) - q, 0)
-    return draw_index(remainder if remainder.any() else p, random)
+
+    token: int
+    q: Probabilities | None
+
+
+def choose_token(
+    p: Probabilities, proposals: Sequence[Proposal], random: np.random.Generator
+) -> int:
+    """Return a token that has the distribution `p`: the first accepted proposal, or a token drawn
+    in their place.
+
+    Shapes: p `[n_vocab]`.
+    """
+    rest: NDArray[np.floating] = p
+    for proposal in proposals:
+        token, q = proposal.token, proposal.q
+        if random.random() * (1.0 if q is None else q[token]) < rest[token]:
+            return token
+        remainder = rest.astype(np.float64)
+        if q is None:
+            remainder[token] = 0
+        else:
+            remainder = np.maximum(remainder - q, 0)
+        total = remainder.sum()
+        if total:  # otherwise p and q differ only by rounding
+            rest = remainder / total
+    return draw_index(rest, random)
 
 
 def draw_index(weights: NDArray[np.floating], random: np.random.Generator) -> int:
@@ -43,20 +68,20 @@ def draw_index(weights: NDArray[np.floating], random: np.random.Generator) -> in
 class RejectionChain:
     """A sampler chain that accepts a guess as the next token if rejection sampling allows it.
 
-    `expected`: the guess for the next draw, and the distribution `[n_vocab]` that the guess was
-    drawn from. With None, the wrapped chain draws the token.
+    `proposals`: the guesses for the next draw. Without any, the wrapped chain draws the token.
     """
 
     def __init__(self, chain: NumpyChain) -> None:
         self.chain = chain
-        self.expected: tuple[int, Probabilities] | None = None
+        self.proposals: Sequence[Proposal] = ()
 
     def draw(self, row: RowLogits, tokens: list[int]) -> int:
-        """Return the next token after `tokens`. The draw uses `expected` and resets it to None."""
-        if self.expected is None:
+        """Return the next token after `tokens`. The draw uses up the proposals."""
+        if not self.proposals:
             return self.chain.draw(row, tokens)
-        (guess, q), self.expected = self.expected, None
-        token = keep_or_redraw(self.chain.probabilities(row, tokens), q, guess, self.chain.random)
+        proposals, self.proposals = self.proposals, ()
+        probabilities = self.chain.probabilities(row, tokens)
+        token = choose_token(probabilities, proposals, self.chain.random)
         self.chain.record_draw(token)
         return token
 

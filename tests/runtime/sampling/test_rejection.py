@@ -5,7 +5,12 @@ import pytest
 
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
-from llmcli.runtime.sampling.rejection import RejectionChain, draw_index, keep_or_redraw
+from llmcli.runtime.sampling.rejection import (
+    Proposal,
+    RejectionChain,
+    choose_token,
+    draw_index,
+)
 from tests.fixtures.fakes import FakeModel, FakeRow
 
 CASES = {
@@ -37,12 +42,15 @@ def test_tokens_have_the_distribution_p(case: str):
     found = np.zeros(4)
     for guess in np.flatnonzero(q):
         kept = sum(
-            keep_or_redraw(p, q, guess, GivenNumbers(u, 0.5)) == guess and u * q[guess] < p[guess]
+            choose_token(p, [Proposal(guess, q)], GivenNumbers(u, 0.5)) == guess
+            and u * q[guess] < p[guess]
             for u in grid
         ) / len(grid)
         found[guess] += q[guess] * kept
         if kept < 1:
-            redrawn = [keep_or_redraw(p, q, guess, GivenNumbers(0.9999999, u)) for u in grid]
+            redrawn = [
+                choose_token(p, [Proposal(guess, q)], GivenNumbers(0.9999999, u)) for u in grid
+            ]
             found += q[guess] * (1 - kept) * np.bincount(redrawn, minlength=4) / len(grid)
     assert found == pytest.approx(p, abs=2e-3)
 
@@ -54,8 +62,52 @@ def test_guesses_are_accepted_with_the_largest_possible_probability(case: str):
     kept = 0
     for _ in range(4000):
         guess = draw_index(q, random)
-        kept += keep_or_redraw(p, q, guess, random) == guess
+        kept += choose_token(p, [Proposal(guess, q)], random) == guess
     assert kept / 4000 == pytest.approx(np.minimum(p, q).sum(), abs=0.04)
+
+
+def without(q: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """Return the distribution of a further draw from q that differs from `tokens`."""
+    rest = q.copy()
+    rest[tokens] = 0
+    return rest / rest.sum()
+
+
+def propose(kind: str, q: np.ndarray, random: np.random.Generator) -> list[Proposal]:
+    """Return several guesses of one token: draws from q that may be equal, draws that differ, draws
+    from two drafters, guesses that were not drawn, or a mixture.
+    """
+    other = q[::-1].copy()
+    first = draw_index(q, random)
+    if kind == "equal draws":
+        return [Proposal(first, q), *(Proposal(draw_index(q, random), q) for _ in range(2))]
+    if kind == "different draws":
+        rest = without(q, [first])
+        return [Proposal(first, q), Proposal(draw_index(rest, random), rest)]
+    if kind == "two drafters":
+        return [Proposal(first, q), Proposal(draw_index(other, random), other)]
+    if kind == "not drawn":
+        return [Proposal(2, None), Proposal(1, None)]
+    return [Proposal(first, q), Proposal(3, None), Proposal(draw_index(other, random), other)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["equal draws", "different draws", "two drafters", "not drawn", "mixed"]
+)
+def test_several_guesses_do_not_change_the_distribution(kind: str):
+    p, q = (np.array(row, np.float32) for row in ([0.5, 0.26, 0.04, 0.2], [0.1, 0.4, 0.3, 0.2]))
+    random, count = np.random.default_rng(11), 20_000
+    found = np.zeros(4)
+    n_accepted = 0
+    for _ in range(count):
+        proposals = propose(kind, q, random)
+        token = choose_token(p, proposals, random)
+        found[token] += 1
+        n_accepted += token in [proposal.token for proposal in proposals]
+    statistic = ((found - count * p) ** 2 / (count * p)).sum()
+    assert statistic < 16.27, found / count  # chi-square, 3 degrees of freedom, p = 0.001
+    if kind != "not drawn":  # more often than a single guess
+        assert n_accepted / count > np.minimum(p, q).sum()
 
 
 def test_draw_never_returns_an_index_of_weight_0():
@@ -87,9 +139,9 @@ def test_reported_probabilities_are_those_of_the_draws(values: dict[str, float])
         probabilities = chain.probabilities(row, [])
         assert probabilities.sum() == pytest.approx(1, abs=1e-5)
         guess = draw_index(probabilities, random)
-        rejection_chain.expected = guess, probabilities
+        rejection_chain.proposals = [Proposal(guess, probabilities)]
         assert rejection_chain.draw(row, []) == guess
-        assert rejection_chain.expected is None
+        assert not rejection_chain.proposals
     counts = np.zeros(40)
     chain = make_chain(sampling, 1, None, FakeModel())
     probabilities = chain.probabilities(row, [])

@@ -34,6 +34,7 @@ from llmcli.runtime.binding.rows.batch import (
     Batch,
     BatchRows,
     StopFlag,
+    TreeBatch,
     abort_callback,
     no_cache_error,
     pointer_address,
@@ -111,8 +112,12 @@ class Context:
         # sequences that have gone back since their last pass; llama.cpp would copy their later state
         self._returned: set[int] = set()
         self._batch = Batch(self.n_batch)
+        # the most branches of a tree of tokens, with the sequence itself
+        self.max_branches = 1 + options.n_branches
+        self._first_branch = options.n_sequences - options.n_branches
+        self._open_branches: list[int] = []  # their sequence ids
         self._positions, self._shared_cells, self.log_sum_exp = (
-            Positions(self.n_seq_max),
+            Positions(options.n_sequences),
             SharedCells(),
             LogSumExp(),
         )
@@ -134,11 +139,14 @@ class Context:
         interrupted (the caller must cut its sequences back), and UserError when llama.cpp fails.
         """
         self._check(rows)
-        added = batch_spans(rows.positions, rows.sequences)
-        self._batch.fill(rows)
         if self.outputs_final_states:
             self._set_final_states(all(rows.wants_logits))
-        self._forward(self._batch, added)
+        if rows.branches:
+            self._forward_tree(rows)
+        else:
+            added = batch_spans(rows.positions, rows.sequences)
+            self._batch.fill(rows)
+            self._forward(self._batch, added)
         if self.on_computed:
             self.on_computed(rows)
         # a shortcut for one row, the most frequent case: code is slow right after a pass
@@ -196,6 +204,55 @@ class Context:
             f"llama.cpp could not compute this batch (code {code}): {reason}",
             hint="try a smaller --ctx-size or --ubatch-size",
         )
+
+    def _forward_tree(self, rows: BatchRows) -> None:
+        """Compute a pass whose rows belong to the branches of a tree of tokens. Each branch gets a
+        sequence with the cells of the text, until `drop_branches`. Raises like `decode`.
+
+        llama.cpp lets a row attend to the cells of one of its sequences (src/llama-kv-cache.cpp,
+        set_input_kq_mask): those of the text, and of the nodes before it.
+        """
+        slot, count = rows.sequences[0], 1 + max(max(branches) for branches in rows.branches)
+        length = self._positions.length(slot)
+        self.drop_branches()
+        ids = [slot, *range(self._first_branch, self._first_branch + count - 1)]
+        self._open_branches = ids[1:]
+        for branch in self._open_branches:
+            lib().llama_memory_seq_cp(self.memory, slot, branch, 0, length)
+            self._positions.set_length(branch, length)
+        sequences = [[ids[branch] for branch in branches] for branches in rows.branches]
+        pairs = [
+            (position, sequence)
+            for position, row in zip(rows.positions, sequences, strict=True)
+            for sequence in row
+        ]
+        batch = self._tree_batch
+        batch.fill_tree(rows, sequences)
+        try:
+            self._forward(batch, batch_spans(*zip(*pairs, strict=True)))
+        except BaseException:
+            self.drop_branches()
+            raise
+
+    @cached_property
+    def _tree_batch(self) -> TreeBatch:
+        return TreeBatch(self.n_batch, self.max_branches)
+
+    def keep_branch(self, sequence: int, branch: int, start: int, end: int) -> None:
+        """Append the cells of a branch of the last pass, from position `start` to `end`, to its
+        sequence, which must end at `start`.
+        """
+        source = self._open_branches[branch - 1]
+        assert self._positions.length(sequence) == start < end <= self._positions.length(source)
+        lib().llama_memory_seq_cp(self.memory, source, sequence, start, end)
+        self._positions.set_length(sequence, end)
+
+    def drop_branches(self) -> None:
+        """Drop the cells that only branches of the last pass have."""
+        for branch in self._open_branches:
+            lib().llama_memory_seq_rm(self.memory, branch, -1, -1)
+            self._positions.set_length(branch, 0)
+        self._open_branches = []
 
     def logits_row(self, index: int) -> LogitsRow:
         """Return the logits of row `index` of the last batch. The row must have asked for them."""
@@ -255,6 +312,10 @@ class Context:
         assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
         low, high = min_max(rows.sequences)
         assert low >= 0 and high < self.n_seq_max, "sequence id out of range"
+        if rows.branches:
+            assert len(rows.branches) == count and all(rows.branches), "a row without a branch"
+            assert low == high and self.can_branch, "branches of several sequences"
+            assert max(map(max, rows.branches)) < self.max_branches, "too many branches"
         limit = self._model.max_positions
         if limit is not None and min_max(rows.positions)[1] >= limit:
             raise UserError(
@@ -316,6 +377,11 @@ class Context:
         self._positions.set_length(target, end)
         if self.unified:
             self._shared_cells.record_copy(source, target, start, end)
+
+    @property
+    def can_branch(self) -> bool:
+        """Return whether passes over trees of tokens are possible."""
+        return self.max_branches > 1 and self.unified and not self.is_recurrent and not self.n_swa
 
     @cached_property
     def can_shift(self) -> bool:
@@ -525,7 +591,7 @@ class Context:
         dropped here. Otherwise later tokens would be stored next to old tokens with the same
         positions.
         """
-        length = self.last_position(sequence) + 1
+        length = int(lib().llama_memory_seq_pos_max(self.memory, sequence)) + 1
         if not length:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, -1)
         self._positions.set_length(sequence, length)

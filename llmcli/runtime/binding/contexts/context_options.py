@@ -25,6 +25,7 @@ class ContextOptions:
       (prediction_context.py) predicts further tokens.
     - `outputs_final_states`: make the final hidden states of passes readable in which every row has
       logits (`Context.final_state`).
+    - `n_branches`: additional sequences for the branches of a tree of tokens.
     - `gemm_min_rows`: llmcli's own matrix products compute passes with at least this many rows, if
       they are available (kernels/gemm.py); 0 for no pass.
     """
@@ -47,11 +48,12 @@ class ContextOptions:
     n_rs_seq: int = 0
     outputs_states: bool = False
     outputs_final_states: bool = False
+    n_branches: int = 0
 
     @property
     def n_sequences(self) -> int:
-        """Return the number of sequences that llama.cpp allocates. With `can_append` this is one
-        more than `n_seq_max`: the additional sequence holds the earlier cells of a sequence while
-        others are appended.
+        """Return the number of sequences that llama.cpp allocates: `n_seq_max`, one with
+        `can_append`, which holds the earlier cells of a sequence while others are appended, and
+        `n_branches`.
         """
-        return self.n_seq_max + self.can_append
+        return self.n_seq_max + self.can_append + self.n_branches

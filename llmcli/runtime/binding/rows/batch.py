@@ -17,12 +17,16 @@ from llmcli.runtime.binding.library import lib
 class BatchRows:
     """The input of one forward pass, one row per token: the token id, its position, its sequence
     id, and whether to compute logits for it. The four sequences have equal length.
+
+    `branches`: for each row of a tree of tokens the numbers of the branches that contain it, where
+    branch 0 is the sequence itself. All rows then have the same sequence. Empty without a tree.
     """
 
     tokens: Sequence[int]
     positions: Sequence[int]
     sequences: Sequence[int]
     wants_logits: Sequence[bool]
+    branches: Sequence[tuple[int, ...]] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -78,6 +82,32 @@ class Batch:
         self.position[:count] = rows.positions
         self.sequence[:count] = rows.sequences
         self.wants_logits[:count] = rows.wants_logits
+
+
+class TreeBatch(Batch):
+    """A batch whose rows belong to several sequences each: the branches of a tree of tokens."""
+
+    def __init__(self, capacity: int, n_sequences: int) -> None:
+        super().__init__(capacity)
+        self._ids = np.zeros((capacity, n_sequences), np.int32)
+        self._counts = np.zeros(capacity, np.int32)
+        stride = self._ids.strides[0]
+        self._addresses = np.uint64(self._ids.ctypes.data) + stride * np.arange(
+            capacity, dtype=np.uint64
+        )
+        types = dict(self.struct._fields_)
+        for name, address in (
+            ("n_seq_id", self._counts.ctypes.data),
+            ("seq_id", self._addresses.ctypes.data),
+        ):
+            set_fields(self.struct, **{name: ctypes.cast(address, types[name])})
+
+    def fill_tree(self, rows: "BatchRows", sequences: Sequence[Sequence[int]]) -> None:
+        """Copy the rows into the arrays, and the sequence ids of each row."""
+        self.fill(rows)
+        for number, ids in enumerate(sequences):
+            self._counts[number] = len(ids)
+            self._ids[number, : len(ids)] = ids
 
 
 class StateBatch(Batch):

@@ -1,0 +1,107 @@
+"""A tree of guessed tokens, which one forward pass checks. Each path from the text to a leaf is a
+possible continuation of the text; paths with a common beginning share its tokens.
+
+Source: SpecInfer (Miao et al. 2024).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TEXT = -1  # the parent of the nodes that follow the text
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """The nodes of a tree: their tokens, and the number of the node before each, or TEXT. A node
+    comes after the node before it, and the nodes after one node have different tokens.
+
+    The main path begins at the first node, and goes on with the first node after each node.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> "TokenTree":
+        """Return a tree with a single path."""
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+    @classmethod
+    def merge(cls, paths: Sequence[Sequence[int]]) -> "TokenTree":
+        """Return a tree with these paths, the first of which is the main path."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        nodes: dict[tuple[int, int], int] = {}
+        for path in paths:
+            node = TEXT
+            for token in path:
+                if (node, token) not in nodes:
+                    nodes[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = nodes[node, token]
+        return cls(tuple(tokens), tuple(parents))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """Return whether the tree has at most one path."""
+        return self.parents == tuple(range(-1, len(self.tokens) - 1))
+
+    def shorten(self, count: int) -> "TokenTree":
+        """Return a tree with the first `count` nodes."""
+        return TokenTree(self.tokens[: max(0, count)], self.parents[: max(0, count)])
+
+    def find_next(self, node: int, token: int) -> int | None:
+        """Return the node with a token after `node`, or None if there is none."""
+        for number in range(node + 1, len(self.tokens)):
+            if self.parents[number] == node and self.tokens[number] == token:
+                return number
+        return None
+
+    def depths(self) -> list[int]:
+        """Return how many nodes come before each node on its path."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == TEXT else depths[parent] + 1)
+        return depths
+
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from the text to `node`; none for TEXT."""
+        nodes: list[int] = []
+        while node != TEXT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def leaves(self) -> list[int]:
+        """Return the last node of each path. The first one is that of the main path."""
+        inner = set(self.parents)
+        leaves = [node for node in range(len(self.tokens)) if node not in inner]
+        main = TEXT
+        for node, parent in enumerate(self.parents):
+            if parent == main:
+                main = node
+        if main in leaves:
+            leaves.remove(main)
+            leaves.insert(0, main)
+        return leaves
+
+    def main_path(self) -> list[int]:
+        """Return the nodes of the main path."""
+        return self.path(self.leaves()[0]) if self.tokens else []
+
+    def branches(self) -> list[tuple[int, ...]]:
+        """Return for each node the numbers of the paths that contain it. They are numbered as in
+        `leaves`.
+        """
+        numbers: list[list[int]] = [[] for _ in self.tokens]
+        for number, leaf in enumerate(self.leaves()):
+            for node in self.path(leaf):
+                numbers[node].append(number)
+        return [tuple(row) for row in numbers]
+
+
+NO_DRAFT = TokenTree()
