@@ -26,9 +26,7 @@ def alphabet(tokens: list[int]) -> int:
 
 def make_engine(is_drafting: bool) -> tuple[Engine, FakeContext]:
     context = FakeContext(n_ctx=512, reply=alphabet)
-    drafter = LookaheadDrafter.create(
-        DrafterResources(False, None, FakeModel(), uses_lookahead=True)
-    )
+    drafter = LookaheadDrafter.create(DrafterResources(FakeModel(), uses_lookahead=True))
     assert drafter is not None
     speculation = Speculation((drafter,), Steady(CHEAP), 16)
     return Engine(context, FakeModel(), None, speculation if is_drafting else None), context
@@ -54,7 +52,7 @@ def test_predictions_after_wrong_guesses_are_the_next_guesses() -> None:
 
 
 def test_the_method_is_used_only_on_request() -> None:
-    assert LookaheadDrafter.create(DrafterResources(True, None, FakeModel())) is None
+    assert LookaheadDrafter.create(DrafterResources(FakeModel(), uses_ngrams=True)) is None
 
 
 @pytest.mark.parametrize("seed", [1, 2])

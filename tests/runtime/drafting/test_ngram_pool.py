@@ -44,7 +44,7 @@ def engine_with_pool() -> tuple[Engine, FakeContext]:
         return POEM[at] if at < len(POEM) else EOS
 
     context = FakeContext(n_ctx=512, reply=speak)
-    resources = DrafterResources(False, None, FakeModel(), uses_pool=True)
+    resources = DrafterResources(FakeModel(), uses_pool=True)
     drafter = PoolDrafter.create(resources)
     assert drafter is not None
     speculation = Speculation((drafter,), Steady(CHEAP), 16)

@@ -95,18 +95,10 @@ def test_wrong_guesses_do_not_change_the_answer(right: float):
 def assert_counts_agree(answer: Answer, drafter: Knowing) -> None:
     """Check the counts by depth against the results that the drafter was told."""
     counts = sum_counts("knowing", answer.drafts)
-    made, checked, right = [0] * 15, [0] * 15, [0] * 15
-    for drafted, accepted in drafter.results:
-        for depth in range(drafted):
-            made[depth] += 1
-            checked[depth] += depth <= accepted
-            right[depth] += depth < accepted
-    depth = len(counts.guesses)
-    assert counts.guesses == tuple(made[:depth]) and not any(made[depth:])
-    assert counts.right == tuple(right[:depth])
-    # the end of the answer may be before the guess that would have been checked next
-    missing = sum(checked) - sum(counts.checked)
-    assert missing in (0, 1)
+    depths = range(max(drafter.lengths))
+    assert counts.guesses == tuple(sum(n > depth for n in drafter.lengths) for depth in depths)
+    assert counts.checked == tuple(sum(n > depth for n, _ in drafter.results) for depth in depths)
+    assert counts.right == tuple(sum(n > depth for _, n in drafter.results) for depth in depths)
     assert (counts.n_guesses, counts.n_right) == (answer.n_drafted, answer.n_accepted)
     n_tokens = len(answer.tokens) - 1
     assert answer.tokens_per_pass == pytest.approx(n_tokens / answer.n_passes)
