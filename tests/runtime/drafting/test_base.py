@@ -232,6 +232,18 @@ def test_the_length_of_a_draft_is_limited():
     assert choose(DraftLength(Steady(CHEAP), max_rows=4), FixedChance(1.0), 100) == 3
 
 
+def test_a_draft_with_a_checkpoint_must_also_pay_for_it():
+    cost = Steady(CHEAP)
+    draft_length = DraftLength(cost, max_free_guesses=3)
+    draft_length.saved_tokens = 100.0
+    assert choose(draft_length, FixedChance(0.99), 100) == 15
+    cost.record_checkpoint(12.0)
+    assert choose(draft_length, FixedChance(0.99), 100) == 3
+    draft_length.refuse_checkpoints()
+    cost.checkpoint_seconds = 0.0
+    assert choose(draft_length, FixedChance(0.99), 100) == 3
+
+
 def test_costs_of_other_numbers_of_rows_are_interpolated():
     """Rows beyond a multiple of four cost as much as the next multiple."""
     pass_cost = PassCost({1: 1.0, 4: 2.5, 12: 6.5})

@@ -4,6 +4,7 @@ paper's equations, and files that llama.cpp would abort at are refused.
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.contexts import eagle_context
 from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.eagle3 import EagleDrafter
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
+from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.runner import Runner
 from quant.convert import checkpoint_source
 from quant.model_file.read_header import read_header
@@ -25,6 +28,7 @@ from tests.fixtures.cli import Done
 from tests.fixtures.eagle3_oracle import Oracle
 from tests.fixtures.small_runner import (
     answer,
+    check_drafted_cells,
     check_only_lone_answers_are_drafted,
     draft_always,
     ids,
@@ -248,6 +252,63 @@ def test_the_answer_in_a_full_context_is_that_of_plain_decoding(
     assert ids(found[0]) == ids(found[1])
     assert found[0].finish == found[1].finish
     assert found[1].n_drafted
+
+
+def test_moved_cells_begin_a_new_text_for_the_draft(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_small(target, DraftSettings(model=small_draft), ctx_size=256) as runner:
+        assert runner.context.can_shift
+        drafter = always_drafts(runner, monkeypatch)
+        counts = check_drafted_cells(drafter, monkeypatch)
+        overflow = AttentionSinks(4)
+        stream = runner.reply(replace(make_request(runner, PROMPT, 300), overflow=overflow))
+        list(stream)
+        runner.engine.check()
+        assert len(stream.answer.tokens) == 300
+    at = next(at for at in range(1, len(counts)) if counts[at] < counts[at - 1] - 50)
+    assert counts[at] < 8  # of the text after the cells were moved
+    assert len(counts) > at + 5
+
+
+def test_the_inputs_of_layers_are_not_kept_where_drafts_do_not_pay(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: False)
+    switched: list[tuple[int, bool]] = []
+    switch, read = eagle_context._layer_functions()
+
+    def keep(pointer: object, layer: int, value: bool) -> None:
+        switched.append((layer, value))
+        switch(pointer, layer, value)
+
+    monkeypatch.setattr(eagle_context, "_layer_functions", lambda: (keep, read))
+    with open_small(target, DraftSettings(model=small_draft)) as runner:
+        assert runner.engine.resources.speculation is None
+        enabled = {layer for layer, value in switched if value}
+        assert enabled == {layer for layer, value in switched if not value}
+        assert len(enabled) == 3
+        assert ids(answer(runner, PROMPT, 8))
+
+
+def test_after_an_error_of_llama_cpp_nothing_more_is_drafted(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_small(target, NO_DRAFTING) as plain:
+        expected = ids(answer(plain, PROMPT))
+    with open_small(target, DraftSettings(model=small_draft)) as runner:
+        always_drafts(runner, monkeypatch)
+        calls: list[int] = []
+
+        def fail(self: EagleContext, *arguments: Any) -> Any:
+            calls.append(1)
+            raise UserError("llama.cpp could not compute this batch", hint="")
+
+        monkeypatch.setattr(EagleContext, "predict", fail)
+        found = [answer(runner, PROMPT[:40]), answer(runner, PROMPT)]
+        assert ids(found[1]) == expected
+        assert not any(each.n_drafted for each in found)
+    assert len(calls) == 1
 
 
 def test_a_sequence_beside_others_is_not_drafted_for(

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
@@ -167,6 +168,23 @@ def test_sampled_answers_are_those_of_the_seed(
         drafted = answer(runner, PROMPT, 30, **sampling)
     assert ids(expected) == ids(drafted)
     assert drafted.n_drafted
+
+
+def test_after_an_error_of_ggml_nothing_more_is_drafted(
+    model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_heads(tmp_path / "h.gguf", head_shapes(MEDUSA), model_file)
+    with open_small(model_file, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
+        drafter = draft_always(runner, 4)
+        calls: list[int] = []
+
+        def fail(state: np.ndarray, count: int) -> list[int]:
+            calls.append(count)
+            raise UserError("ggml could not compute the draft heads", hint="")
+
+        monkeypatch.setattr(drafter.graph, "guess", fail)
+        assert [answer(runner, PROMPT, 12).n_drafted for _ in range(2)] == [0, 0]
+    assert calls == [4]
 
 
 def test_right_guesses_are_accepted(

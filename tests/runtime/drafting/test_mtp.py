@@ -18,6 +18,7 @@ from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures.small_runner import (
     answer,
+    check_drafted_cells,
     check_only_lone_answers_are_drafted,
     draft_always,
     ids,
@@ -146,6 +147,26 @@ def test_the_first_guess_is_that_of_the_layers_over_the_whole_text(
         answer(runner, PROMPT, 24)
     assert len(guesses) > 5
     assert all(found[0] == likeliest for found, likeliest in guesses)
+
+
+def test_a_text_that_came_from_host_memory_is_not_mistaken_for_an_earlier_one(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot had a longer text, whose rows the layers know, before it got back a shorter one."""
+    short = PROMPT[100:]
+    with open_small(model_file, NO_DRAFTING) as plain:
+        begun = (*short, *ids(answer(plain, short)))
+        expected = ids(answer(plain, begun))
+    with open_small(model_file, DraftSettings(method="mtp")) as runner:
+        counts = check_drafted_cells(draft_always(runner, 3), monkeypatch)
+        answer(runner, short)
+        answer(runner, PROMPT)
+        assert counts[-1] > len(PROMPT)
+        found = answer(runner, begun)
+        assert found.cached_tokens > len(short)
+        assert ids(found) == expected
+        assert found.n_drafted
+        assert counts[-1] < len(begun)  # nothing is known of the part that was not computed
 
 
 def test_a_sequence_beside_others_is_not_drafted_for(model_file: Path) -> None:
