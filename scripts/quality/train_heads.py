@@ -13,8 +13,9 @@ token, the token k + 2 places after it. The output matrix is the model's own and
 loss covers only the tokens that occur in the answers and OTHER_TOKENS others, because most of the
 time is spent on the product with the matrix; the acceptance is measured with all tokens.
 
-Every tenth prompt is held out. Its answers give the printed acceptance: for each head, how often
-its guess is right if all guesses before it are right, and how many tokens a pass would yield.
+Every tenth passage is held out with all its prompts. The answers to them give the printed
+acceptance: for each head, how often its guess is right if all guesses before it are right, and how
+many tokens a pass would yield.
 
 The same arguments, number of threads and machine give the same heads.
 """
@@ -68,7 +69,7 @@ CODE_TASKS = (
     "Write comments for this code:",
     "Find possible errors in this code:",
 )
-HELD_OUT_STEP = 10  # every tenth prompt
+HELD_OUT_STEP = 10  # every tenth passage
 ANSWERS_AT_ONCE = 8
 PASS_ROWS = 64  # rows of a pass that computes states
 OTHER_TOKENS = 4096  # tokens of the loss that do not occur in the answers
@@ -80,6 +81,23 @@ TEST_STATES = 2048  # held-out states that are measured
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Parameters = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, and the number of the passage that it is about."""
+
+    passage: int
+    text: str
+
+
+@dataclass(frozen=True)
+class AnsweredPrompt:
+    """The tokens of a prompt with its answer, and where the answer begins."""
+
+    tokens: list[int]
+    start: int
+    is_held_out: bool
 
 
 @dataclass(frozen=True)
@@ -105,16 +123,13 @@ def main() -> None:
     options = RunOptions(ctx_size=slots * (MAX_PROMPT_TOKENS + args.tokens), threads=args.threads)
     with open_runner(args.model, options, slots=slots) as runner:
         texts = list(answer_prompts(runner, args))
-        n_tokens = sum(len(text) - start for text, start in texts)
+        n_tokens = sum(len(text.tokens) - text.start for text in texts)
         print(
             f"{len(texts)} answers, {n_tokens} tokens, {time.monotonic() - began:.0f} s", flush=True
         )
         sets = [
-            read_examples(runner, part, args)
-            for part in (
-                [text for number, text in enumerate(texts) if number % HELD_OUT_STEP],
-                texts[::HELD_OUT_STEP],
-            )
+            read_examples(runner, [text for text in texts if text.is_held_out == held_out], args)
+            for held_out in (False, True)
         ]
         output = read_output(runner.header)
     print(f"{len(sets[0].states)} states, {time.monotonic() - began:.0f} s", flush=True)
@@ -151,21 +166,34 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if not 0 < args.heads <= MAX_HEADS:
         parser.error(f"--heads must be 1 to {MAX_HEADS}")
+    n_prompts = len(list_prompts())
+    if not 2 * HELD_OUT_STEP <= args.answers <= n_prompts:
+        parser.error(f"--answers must be {2 * HELD_OUT_STEP} to {n_prompts}")
+    for flag in ("layers", "tokens", "steps", "threads"):
+        if getattr(args, flag) < 1:
+            parser.error(f"--{flag} must be at least 1")
+    if args.hidden < 0 or (args.hidden and args.method != BLOCKWISE):
+        parser.error("--hidden must be a number of hidden values, with --method blockwise")
     return args
 
 
-def make_prompts(count: int, seed: int) -> list[str]:
-    """Return `count` different prompts about the calibration texts, in random order."""
+def list_prompts() -> list[Prompt]:
+    """Return all prompts about the calibration texts."""
     talks = json.loads((TEXTS / "talks.json").read_text())
-    prompts = [text for talk in talks for role, text in talk if role == "user"]
+    passages = [[text] for talk in talks for role, text in talk if role == "user"]
     for file in sorted(TEXTS.glob("*.txt")):
         tasks = CODE_TASKS if file.name.startswith("code") else PROSE_TASKS
-        prompts += [
-            f"{task}\n\n{text}" for text in split_passages(file.read_text()) for task in tasks
+        passages += [
+            [f"{task}\n\n{text}" for task in tasks] for text in split_passages(file.read_text())
         ]
-    random = np.random.default_rng(seed)
-    assert count <= len(prompts), f"there are only {len(prompts)} prompts"
-    return [prompts[number] for number in random.permutation(len(prompts))[:count]]
+    return [Prompt(number, text) for number, texts in enumerate(passages) for text in texts]
+
+
+def choose_prompts(count: int, seed: int) -> list[Prompt]:
+    """Return `count` different prompts in random order."""
+    prompts = list_prompts()
+    order = np.random.default_rng(seed).permutation(len(prompts))
+    return [prompts[number] for number in order[:count]]
 
 
 def split_passages(text: str) -> Iterator[str]:
@@ -180,33 +208,35 @@ def split_passages(text: str) -> Iterator[str]:
         yield passage.strip()
 
 
-def answer_prompts(runner: Runner, args: argparse.Namespace) -> Iterator[tuple[list[int], int]]:
-    """Yield the tokens of each prompt with its greedy answer, and the number of those of the
-    prompt. Prompts of more than MAX_PROMPT_TOKENS are left out.
+def answer_prompts(runner: Runner, args: argparse.Namespace) -> Iterator[AnsweredPrompt]:
+    """Yield the prompts with their greedy answers. Prompts of more than MAX_PROMPT_TOKENS are left
+    out.
     """
     greedy = default_sampling().with_values({"temp": 0})
-    prompts = make_prompts(args.answers, args.seed)
     engine = runner.engine
-    encoded = (runner.encode_chat([Message("user", prompt)]) for prompt in prompts)
-    short = [tokens for tokens in encoded if len(tokens) <= MAX_PROMPT_TOKENS]
+    encoded = [
+        (prompt, runner.encode_chat([Message("user", prompt.text)]))
+        for prompt in choose_prompts(args.answers, args.seed)
+    ]
+    short = [found for found in encoded if len(found[1]) <= MAX_PROMPT_TOKENS]
     for first in range(0, len(short), ANSWERS_AT_ONCE):
-        requests = [
-            Request(tokens, greedy, max_tokens=args.tokens, strategy="plain")
-            for tokens in short[first : first + ANSWERS_AT_ONCE]
+        part = short[first : first + ANSWERS_AT_ONCE]
+        ids = [
+            engine.submit(Request(tokens, greedy, max_tokens=args.tokens, strategy="plain"))
+            for _, tokens in part
         ]
-        ids = [engine.submit(request) for request in requests]
         while engine.is_busy:
             engine.step()
-        for number, request in zip(ids, requests, strict=True):
+        for number, (prompt, tokens) in zip(ids, part, strict=True):
             answer = engine.pop_answer(number)
             if answer.error:
                 raise answer.error
-            tokens = [token.id for token in answer.tokens]
-            yield [*request.tokens, *tokens], len(request.tokens)
+            text = [*tokens, *(token.id for token in answer.tokens)]
+            yield AnsweredPrompt(text, len(tokens), prompt.passage % HELD_OUT_STEP == 0)
 
 
 def read_examples(
-    runner: Runner, texts: list[tuple[list[int], int]], args: argparse.Namespace
+    runner: Runner, texts: list[AnsweredPrompt], args: argparse.Namespace
 ) -> Examples:
     """Return the states of the model at each token of the answers, and the tokens after the next
     one.
@@ -223,11 +253,10 @@ def read_examples(
         outputs_final_states=True,
     )
     with open_context(runner.model, options) as context:
-        for tokens, start in texts:
-            found = compute_states(context, tokens, start - 1)
-            padded = [*tokens, *[-1] * (args.heads + 1)]
-            for offset, state in enumerate(found):
-                position = start - 1 + offset
+        for text in texts:
+            found = compute_states(context, text.tokens, text.start - 1)
+            padded = [*text.tokens, *[-1] * (args.heads + 1)]
+            for position, state in enumerate(found, text.start - 1):
                 states.append(state)
                 labels.append(padded[position + 2 : position + 2 + args.heads])
     return Examples(np.stack(states), np.array(labels, np.int64))
