@@ -55,6 +55,7 @@ from llmcli.runtime.drafting.heads_file import (
 )
 from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS, PASS_ROWS, PassCost, measure_pass_cost
 from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
+from llmcli.runtime.kv_size import read_shape
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.strategies.base import Speculation
 from quant.model_file import load_checks, read_header
@@ -74,6 +75,8 @@ METHODS = (
 )  # of --draft
 MIN_DRAFT_ROWS = PASS_ROWS[0]  # tokens of the shortest pass that checks a draft
 FLOAT_TYPES = ("f32", "f16", "bf16")
+MIN_BRANCHES = 8  # sequences for the branches of trees of tokens, if there are any
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,19 @@ class DraftSettings:
             if self.is_requested or (self.ngram == "auto" and _can_be_exact(options, uses_gpu))
             else 1
         )
+
+    def count_branches(self, header: ModelHeader, options: RunOptions, n_sequences: int) -> int:
+        """Return how many sequences to add to a context with `n_sequences` for the branches of
+        trees of tokens: so many that all together are a power of two, because llama.cpp rounds the
+        rows of a pass up to a multiple of them. It is 0 when no trees are drafted: in recurrent
+        state and sliding windows, where each sequence takes memory, and where a draft must not
+        change the answer, because llama.cpp adds up the cells of a branch in another order.
+        """
+        shape = read_shape(header.metadata)
+        if not self.is_requested or options.reproducible or shape is None or shape.window:
+            return 0
+        total = 1 << (n_sequences + MIN_BRANCHES - 1).bit_length()
+        return total - n_sequences if total <= MAX_SEQUENCES else 0
 
 
 NO_EAGLE3_FILE, EAGLE3_HINT = (
@@ -300,7 +316,10 @@ def _create_speculation(
     )
     # Drafts that the user has not asked for do not change the answer of a seed.
     is_reproducible = options.reproducible or not settings.is_requested
-    speculation = Speculation(created, cost, max_rows, exact_rows, is_reproducible)
+    max_branches = context.max_branches if context.can_branch and not is_reproducible else 1
+    speculation = Speculation(
+        created, cost, max_rows, exact_rows, is_reproducible, max_branches=max_branches
+    )
     return speculation if created else None
 
 

@@ -528,6 +528,7 @@ def context_options(
         # the guesses of the shortest draft can be dropped for nothing
         n_rs_seq=MIN_DRAFT_ROWS - 1 if predicts or drafting.is_requested else 0,
         outputs_states=predicts,
+        n_branches=drafting.count_branches(header, options, slots + (options.prefill_cells > 0)),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Tokens
 from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DrafterResources
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
@@ -40,23 +41,23 @@ class RepeatDrafts:
     def on_context_shift(self) -> None:
         """Do nothing, because only the last token matters."""
 
-    def chances(self, count: int) -> list[float]:
-        """Return for each of `count` drafted tokens the probability that it is right."""
-        return [CHANCE] * count
+    def shape(self, limits: ShapeLimits) -> TreeShape:
+        """Return a single path, as long as possible, whose tokens have an equal chance."""
+        return chain_shape([CHANCE] * limits.chain_length)
 
-    def cost_seconds(self, count: int) -> float:
-        """Return the seconds to draft `count` tokens."""
+    def cost_seconds(self, n_depths: int) -> float:
+        """Return the seconds to draft `n_depths` tokens."""
         return 0.0
 
     def reading_seconds(self) -> float:
         """Return the seconds to read new text before drafting."""
         return 0.0
 
-    def draft(self, count: int) -> Draft:
-        """Return a draft of at most `count` tokens."""
-        return Draft([self.token] * count)
+    def draft(self, shape: TreeShape) -> Draft:
+        """Return a draft with the nodes of `shape`."""
+        return Draft.chain([self.token] * len(shape))
 
-    def record_result(self, n_checked: int, n_right: int) -> None:
+    def record_result(self, draft: Draft, tokens: Tokens[int]) -> None:
         """Do nothing, because the probability is fixed."""
 
     def close(self, tokens: Tokens[int]) -> None:

@@ -15,8 +15,10 @@ from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
 from llmcli.runtime.drafting.head_graph import HeadGraph
 from llmcli.runtime.drafting.pass_cost import PassCost
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.requests.token_tree import NO_DRAFT, TokenTree
 from llmcli.runtime.sampling.chain import RowLogits
 from llmcli.runtime.vocabulary import Vocabulary
 
@@ -25,16 +27,24 @@ Probabilities = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens, in order.
+    """Guessed tokens: a single path, or a tree.
 
-    - `probabilities`: for each token the distribution `[n_vocab]` from which it was drawn; None if
-      the tokens were not drawn.
+    - `distributions`: for each node the distribution `[n_vocab]` from which its token was drawn,
+      given the nodes before it that follow the same node; empty if the tokens were not drawn.
+    - `candidates`: for each depth of the main path the drafter's guesses, the best first, with those
+      that are not in the tree.
     - `reading_seconds`: seconds that the drafter spent on reading the text before the guesses.
     """
 
-    tokens: list[int]
-    probabilities: list[Probabilities] | None = None
+    tree: TokenTree = NO_DRAFT
+    distributions: Rows[Probabilities] = ()
+    candidates: Rows[Rows[int]] = ()
     reading_seconds: float = 0.0
+
+    @classmethod
+    def chain(cls, tokens: Rows[int]) -> "Draft":
+        """Return a draft with a single path of tokens that were not drawn."""
+        return cls(TokenTree.chain(tokens), candidates=tuple((token,) for token in tokens))
 
 
 class DraftState(Protocol):
@@ -52,16 +62,15 @@ class DraftState(Protocol):
         """
         ...
 
-    def chances(self, count: int) -> list[float]:
-        """Return the chances of the next guesses, at most `count`. A chance is the probability that
-        a guess is right if all guesses before it are right. The list is empty when the drafter has
-        no guesses.
+    def shape(self, limits: ShapeLimits) -> TreeShape:
+        """Return the shape of the best draft within `limits`, with the chances of its guesses. It
+        is empty when the drafter has no guesses.
         """
         ...
 
-    def cost_seconds(self, count: int) -> float:
-        """Return the expected seconds for making `count` guesses. The pass in which the model
-        checks them is not included.
+    def cost_seconds(self, n_depths: int) -> float:
+        """Return the expected seconds for making a draft whose longest path has `n_depths` guesses.
+        The pass in which the model checks them is not included.
         """
         ...
 
@@ -71,13 +80,15 @@ class DraftState(Protocol):
         """
         ...
 
-    def draft(self, count: int) -> Draft:
-        """Return at most `count` guesses. The list is empty if the answer was cancelled."""
+    def draft(self, shape: TreeShape) -> Draft:
+        """Return a draft of this shape, the beginning of that of `shape()`. It may have fewer
+        guesses, and is empty if the answer was cancelled.
+        """
         ...
 
-    def record_result(self, n_checked: int, n_right: int) -> None:
-        """Record the result of the last draft: the model checked its first `n_checked` guesses, and
-        the first `n_right` of these were right.
+    def record_result(self, draft: Draft, tokens: Rows[int]) -> None:
+        """Record what became of a draft: the model has chosen `tokens`, of which all but the last
+        one, or all, are on a path of the draft.
         """
         ...
 
@@ -90,10 +101,12 @@ class DraftState(Protocol):
 class RowObserver(Protocol):
     """A DraftState that also reads the logits of the pass that checked its guesses."""
 
-    def observe_rows(self, tokens: Rows[int], rows: Rows[RowLogits], n_right: int) -> None:
-        """Read the logits of a pass, which are valid during the call. `tokens`: the last token of
-        the text before the pass, and the guesses. `rows`: the logits after each of them. `n_right`:
-        the number of right guesses.
+    def observe_rows(
+        self, last_token: int, tree: TokenTree, rows: Rows[RowLogits], path: Rows[int]
+    ) -> None:
+        """Read the logits of a pass, which are valid during the call. `rows`: the logits after the
+        last token of the text before the pass, and after each node of `tree`. `path`: the nodes
+        that were right.
         """
         ...
 

@@ -2,8 +2,8 @@
 than the answer can afford to lose.
 
 A pass of m rows that yields k tokens replaces k passes of one row. It saves time if k > T(m) / T(1)
-(Leviathan et al. 2023, with a measured cost). The expected k is computed from the drafter's
-chances, and the cost is that of PassCost.
+(Leviathan et al. 2023, with a measured cost). The expected k is one more than the sum of the chances
+of the draft's nodes (tree_shape.py), and the cost is that of PassCost.
 
 Chances are only estimates, so the time that drafting has saved so far is also counted. Its unit is
 the plain token: the time of a pass of one row, which yields one token. A draft is made only if the
@@ -21,6 +21,7 @@ import math
 
 from llmcli.runtime.drafting.base import DraftState
 from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape
 
 MIN_GAIN = 1.05  # minimum expected gain for which a draft is made
 MAX_LOSS_SHARE = 0.02  # share of an answer's tokens that may be lost
@@ -42,12 +43,14 @@ class DraftLength:
         max_rows: int = PASS_ROWS[-1],
         max_free_guesses: float = math.inf,
         takes_longest: bool = False,
+        max_branches: int = 1,
     ) -> None:
         """`max_free_guesses`: the most guesses of a draft after which wrong ones are dropped for
         nothing. A longer draft needs a checkpoint before it, and after a wrong guess the right ones
         are computed again. `takes_longest`: make every draft as long as possible, whatever it costs.
+        `max_branches`: the most paths of a draft.
         """
-        self.pass_cost, self.max_rows = pass_cost, max_rows
+        self.pass_cost, self.max_rows, self.max_branches = pass_cost, max_rows, max_branches
         self.max_free_guesses, self.takes_longest = max_free_guesses, takes_longest
         self.n_tokens, self.saved_tokens = 0, 0.0
         self.had_several_rows = False  # whether the last pass had several rows
@@ -113,51 +116,60 @@ class DraftLength:
         """Make only drafts whose wrong guesses are dropped for nothing from now on."""
         self.max_rows = int(min(self.max_rows, self.max_free_guesses + 1))
 
-    def rate(self, guesses: DraftState, limit: float) -> tuple[float, int]:
-        """Return the expected gain of the best draft of the drafter `guesses`, and its number of
-        tokens, at most `limit`. The number is 0 when no draft is expected to save time or is
+    def rate(self, drafts: DraftState, limit: float) -> tuple[float, TreeShape]:
+        """Return the expected gain of the best draft of a drafter, and its shape, whose paths have
+        at most `limit` guesses. The shape is empty when no draft is expected to save time or is
         affordable. The gain is the speed of the pass in units of plain decoding.
         """
-        chances = guesses.chances(int(min(self.max_rows - 1, limit)))
+        n_nodes = self.max_rows - 1
+        shape = drafts.shape(ShapeLimits(n_nodes, int(min(n_nodes, limit)), self.max_branches))
         if self.takes_longest:
-            return 1.0, len(chances)
-        if not chances or not self.can_read(
-            guesses.reading_seconds() / self.pass_cost.single_seconds
+            return 1.0, shape
+        nothing = TreeShape()
+        if (
+            not shape
+            or len(shape) < shape.least
+            or not self.can_read(drafts.reading_seconds() / self.pass_cost.single_seconds)
         ):
-            return 0.0, 0
+            return 0.0, nothing
         best, chosen = MIN_GAIN, 0
-        expected, all_right, n_summed = 1.0, 1.0, 0
-        shortest = PASS_ROWS[0]
+        expected, n_summed, n_depths = 1.0, 0, 0
+        depths = shape.depths()
+        shortest = next(rows for rows in PASS_ROWS if rows > min(shape.least, PASS_ROWS[-1] - 1))
         short_cost = (
             self.pass_cost.ratio(shortest)
-            + guesses.cost_seconds(shortest - 1) / self.pass_cost.single_seconds
+            + drafts.cost_seconds(shape.shorten(shortest - 1).n_depths)
+            / self.pass_cost.single_seconds
             - 1
             + self.switch_cost
         )
-        risk = max(short_cost, FIRST_LOSS_TOKENS) * (2 if chances[0] >= SURE_CHANCE else 1)
+        risk = max(short_cost, FIRST_LOSS_TOKENS) * (2 if shape.chances[0] >= SURE_CHANCE else 1)
         for width in PASS_ROWS:
-            count = min(width - 1, len(chances))
-            for chance in chances[n_summed:count]:
-                all_right *= chance
-                expected += all_right
+            count = min(width - 1, len(shape))
+            for node in range(n_summed, count):
+                expected += shape.chances[node]
+                n_depths = max(n_depths, depths[node] + 1)
             n_summed = count
+            if count < shape.least:
+                continue
             cost = (
                 self.pass_cost.optimistic_ratio(count + 1)
-                + guesses.cost_seconds(count) / self.pass_cost.single_seconds
+                + drafts.cost_seconds(n_depths) / self.pass_cost.single_seconds
                 + self.switch_cost
             )
             if count > self.max_free_guesses:
                 checkpoint = self.pass_cost.checkpoint_seconds / self.pass_cost.single_seconds
                 n_again = count // 2 + 1  # about half of them are right, if any is wrong
                 back = checkpoint + self.pass_cost.ratio(n_again + 1) - 1
+                all_right = shape.chances[count - 1]  # of a single path, as recurrent state has
                 cost += checkpoint + (1 - all_right) * back
             if expected > best * cost and self.can_afford(
                 cost if width == shortest else cost + short_cost, risk
             ):
                 best, chosen = expected / cost, count
-            if count == len(chances):
+            if count == len(shape):
                 break
-        return best, chosen
+        return best, shape.shorten(chosen)
 
     @property
     def switch_cost(self) -> float:

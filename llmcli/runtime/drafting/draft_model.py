@@ -15,9 +15,11 @@ from time import perf_counter
 from typing import ClassVar, Protocol
 
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.acceptance import Acceptance
-from llmcli.runtime.drafting.base import Draft, DrafterResources, Probabilities
+from llmcli.runtime.drafting.acceptance import MAX_RANKS, Acceptance
+from llmcli.runtime.drafting.base import Draft, DrafterResources
+from llmcli.runtime.drafting.candidates import Candidates, fill_shape
 from llmcli.runtime.drafting.guesser import Guesser
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, choose_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import RowLogits
@@ -114,6 +116,7 @@ class ModelDrafts:
         self.guesser = Guesser(request.sampling, seed, model.vocabulary)
         self.sequence: Sequence | None = None
         self.n_matching = 0  # number of tokens at the start of the text that are in the context
+        self.n_ranks = 1  # guesses of one token that a draft may have
 
     def follow(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -130,13 +133,16 @@ class ModelDrafts:
         """Mark the whole text as unread. It is computed again when this pays."""
         self.n_matching = 0
 
-    def chances(self, count: int) -> list[float]:
+    def shape(self, limits: ShapeLimits) -> TreeShape:
         assert self.sequence
         room = self.model.context.n_ctx - len(self.sequence.tokens)
-        return self.model.acceptance.chances(max(0, min(count, room)))
+        self.n_ranks = min(MAX_RANKS, limits.n_branches)
+        n_depths = max(0, min(limits.n_depths, limits.n_nodes, room))
+        chances = self.model.acceptance.chances(n_depths, self.n_ranks)
+        return choose_shape(chances, limits, extends_all=False)
 
-    def cost_seconds(self, count: int) -> float:
-        return count * self.model.guess_seconds
+    def cost_seconds(self, n_depths: int) -> float:
+        return n_depths * self.model.guess_seconds
 
     def reading_seconds(self) -> float:
         """Return the expected seconds for computing those tokens of the text that are not in the
@@ -145,27 +151,29 @@ class ModelDrafts:
         assert self.sequence
         return max(0, len(self.sequence.tokens) - 1 - self.n_matching) * self.model.read_seconds
 
-    def draft(self, count: int) -> Draft:
-        """Compute the new tokens of the text, then guess up to `count` tokens. The last guess
-        itself is not computed. The draft is empty if the answer was cancelled.
+    def draft(self, shape: TreeShape) -> Draft:
+        """Compute the new tokens of the text, then guess token after token on the main path. The
+        last guess itself is not computed. The draft is empty if the answer was cancelled.
         """
         assert self.sequence
         tokens, model, start_time = self.sequence.tokens, self.model, perf_counter()
         row = self._catch_up(self.sequence)
         if row is None:
-            return Draft([])
+            return Draft()
         reading_seconds = max(0.0, perf_counter() - start_time - model.guess_seconds)
         guesses: list[int] = []
-        distributions: list[Probabilities] = []
-        for number in range(count):
-            if number:
+        candidates: list[Candidates] = []
+        for width in shape.widths():
+            if guesses:
                 start_time = perf_counter()
                 row = model.read(guesses[-1:], len(model.tokens))
                 model.guess_seconds += 0.1 * (
                     min(perf_counter() - start_time, 2 * model.guess_seconds) - model.guess_seconds
                 )
-            guesses.append(self.guesser.choose_token(row, [*tokens, *guesses], distributions))
-        return Draft(guesses, distributions or None, reading_seconds)
+            count = self.guesser.count_guesses(width, self.n_ranks)
+            candidates.append(self.guesser.choose_tokens(row, [*tokens, *guesses], count))
+            guesses.append(candidates[-1].tokens[0])
+        return fill_shape(shape, candidates, reading_seconds)
 
     def _catch_up(self, sequence: Sequence) -> RowLogits | None:
         """Compute the tokens of the text that are not in the context, in chunks. Return the logits
@@ -183,8 +191,8 @@ class ModelDrafts:
             self.model.read_seconds = (perf_counter() - start_time) / (at - start)
         return row
 
-    def record_result(self, n_checked: int, n_right: int) -> None:
-        self.model.acceptance.record(n_checked, n_right)
+    def record_result(self, draft: Draft, tokens: Tokens[int]) -> None:
+        self.model.acceptance.record(draft.candidates, tokens)
 
     def close(self, tokens: Tokens[int]) -> None:
         """Free the sampler chain."""

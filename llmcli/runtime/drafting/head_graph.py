@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.binding.kernels.cpu_graph import CpuGraph, open_graph
 from llmcli.runtime.drafting.heads_file import BLOCKWISE, DraftHeads, output_matrix
+from llmcli.runtime.drafting.top_tokens import top_tokens
 from quant.gguf.header import TensorInfo
 from quant.model_file.model_header import ModelHeader
 from quant.native import ggml
@@ -37,11 +38,11 @@ class HeadGraph:
         """Return a hidden state of zeros, for measurements."""
         return np.zeros(self.shapes.n_embd, np.float32)
 
-    def guess(self, state: Floats, count: int) -> list[int]:
-        """Return the likeliest token of each of the first `count` heads. Arguments and errors are
-        those of `logits`.
+    def guess(self, state: Floats, count: int, n_ranks: int = 1) -> list[tuple[int, ...]]:
+        """Return the `n_ranks` likeliest tokens of each of the first `count` heads, the likeliest
+        first. The other arguments and errors are those of `logits`.
         """
-        return [int(row.argmax()) for row in self.logits(state, count)]
+        return [tuple(top_tokens(row, n_ranks)) for row in self.logits(state, count)]
 
     def logits(self, state: Floats, count: int) -> Floats:
         """Return the logits of the first `count` heads for a final hidden state `[n_embd]` of the

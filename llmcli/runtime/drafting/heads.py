@@ -1,11 +1,12 @@
 """Drafts with heads that were trained for the model (heads_file.py): from the final hidden state of
 the last token that the model has computed, each head guesses one token after the next.
 
-Each guess is the likeliest token of its head, and all heads are computed at once. The model checks
-them as every draft, so the answer does not change.
+The guesses are the likeliest tokens of each head, and all heads are computed at once. In a tree, the
+guesses of a head follow each guess of the head before. The model checks them as every draft, so the
+answer does not change.
 
-Sources: Medusa (Cai et al. 2024), here with chains instead of trees and with exact instead of
-typical acceptance; blockwise parallel decoding (Stern et al. 2018).
+Sources: Medusa (Cai et al. 2024), here with exact instead of typical acceptance; blockwise parallel
+decoding (Stern et al. 2018).
 """
 
 from collections.abc import Sequence as Tokens
@@ -15,10 +16,13 @@ from typing import ClassVar
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.acceptance import Acceptance
+from llmcli.runtime.drafting.acceptance import MAX_RANKS, Acceptance
 from llmcli.runtime.drafting.base import Draft, DrafterResources
+from llmcli.runtime.drafting.candidates import Candidates, fill_shape
 from llmcli.runtime.drafting.head_graph import Floats, HeadGraph
 from llmcli.runtime.drafting.heads_file import BLOCKWISE, MEDUSA
+from llmcli.runtime.drafting.pass_rows import find_text_rows
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, choose_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
@@ -74,10 +78,10 @@ class HeadDrafter:
         rows, position = self.rows, len(sequence.tokens) - 2
         if rows is None or position < 0:
             return None
-        expected = (sequence.slot, position, sequence.tokens[position])
-        found = zip(rows.sequences, rows.positions, rows.tokens, strict=True)
-        index = next((number for number, row in enumerate(found) if row == expected), None)
-        return None if index is None else self.target.final_state(index)
+        for row in find_text_rows(rows, sequence):
+            if rows.positions[row] == position:
+                return self.target.final_state(row)
+        return None
 
     def expected_seconds(self, count: int) -> float:
         """Return the expected seconds of a draft of `count` guesses: measured, or on the line
@@ -107,6 +111,7 @@ class HeadDrafts:
     def __init__(self, drafter: HeadDrafter) -> None:
         self.drafter = drafter
         self.state: Floats | None = None
+        self.n_ranks = 1  # guesses of one token that a draft may have
 
     def follow(self, sequence: Sequence) -> None:
         self.state = self.drafter.find_state(sequence)
@@ -116,34 +121,37 @@ class HeadDrafts:
         """Forget the state, whose token has moved."""
         self.state = None
 
-    def chances(self, count: int) -> list[float]:
+    def shape(self, limits: ShapeLimits) -> TreeShape:
         if self.state is None or self.drafter.has_failed:
-            return []
-        return self.drafter.acceptance.chances(min(count, self.drafter.n_heads))
+            return TreeShape()
+        self.n_ranks = min(MAX_RANKS, limits.n_branches)
+        n_depths = max(0, min(limits.n_depths, limits.n_nodes, self.drafter.n_heads))
+        chances = self.drafter.acceptance.chances(n_depths, self.n_ranks)
+        return choose_shape(chances, limits, extends_all=True)
 
-    def cost_seconds(self, count: int) -> float:
-        return self.drafter.expected_seconds(count)
+    def cost_seconds(self, n_depths: int) -> float:
+        return self.drafter.expected_seconds(n_depths)
 
     def reading_seconds(self) -> float:
         """Return 0: the heads read only the hidden state of the last pass."""
         return 0.0
 
-    def draft(self, count: int) -> Draft:
-        """Return the likeliest token of each of the first `count` heads. The draft is empty if ggml
-        fails.
+    def draft(self, shape: TreeShape) -> Draft:
+        """Return the likeliest tokens of the heads, which are independent of each other. The draft
+        is empty if ggml fails.
         """
         assert self.state is not None
-        start_time = perf_counter()
+        start_time, n_depths = perf_counter(), shape.n_depths
         try:
-            guesses = self.drafter.graph.guess(self.state, min(count, self.drafter.n_heads))
+            guesses = self.drafter.graph.guess(self.state, n_depths, self.n_ranks)
         except UserError:
             self.drafter.has_failed = True
-            return Draft([])
-        self.drafter.record_seconds(len(guesses), perf_counter() - start_time)
-        return Draft(guesses)
+            return Draft()
+        self.drafter.record_seconds(n_depths, perf_counter() - start_time)
+        return fill_shape(shape, [Candidates(tokens) for tokens in guesses])
 
-    def record_result(self, n_checked: int, n_right: int) -> None:
-        self.drafter.acceptance.record(n_checked, n_right)
+    def record_result(self, draft: Draft, tokens: Tokens[int]) -> None:
+        self.drafter.acceptance.record(draft.candidates, tokens, extends_all=True)
 
     def close(self, tokens: Tokens[int]) -> None:
         """Do nothing, because the heads stay open for later answers."""

@@ -18,9 +18,12 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Aborted, Context, NoSlot
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext, States
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.acceptance import Acceptance
-from llmcli.runtime.drafting.base import Draft, Probabilities
+from llmcli.runtime.drafting.acceptance import MAX_RANKS, Acceptance
+from llmcli.runtime.drafting.base import Draft
+from llmcli.runtime.drafting.candidates import Candidates, fill_shape
 from llmcli.runtime.drafting.guesser import Guesser
+from llmcli.runtime.drafting.pass_rows import find_text_rows
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, choose_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import RowLogits
@@ -57,6 +60,8 @@ class HiddenStateDrafter(ABC):
         # the last answer that was compared, and how many of `tokens` are known to be those of its text
         self.answer: HiddenStateDrafts | None = None
         self.n_compared = 0
+        # the rows of a tree of tokens, and their states; the text shows later which of them it has
+        self.tree: tuple[BatchRows, States] | None = None
         self.has_failed = (
             False  # whether llama.cpp could not compute the layers; then nothing is drafted
         )
@@ -99,6 +104,7 @@ class HiddenStateDrafter(ABC):
         """Keep the hidden states of a pass of the model. The layers compute them at once if there
         are many.
         """
+        self.tree = None
         if self.has_failed:
             return
         first, position, count = rows.sequences[0], rows.positions[0], len(rows)
@@ -106,11 +112,18 @@ class HiddenStateDrafter(ABC):
             self.forget_text()
             return
         states = self.read_states(count)
+        if rows.branches:
+            self.tree = rows, states
+            return
+        self._add_rows(first, position, rows.tokens, states)
+
+    def _add_rows(self, sequence: int, position: int, tokens: Tokens[int], states: States) -> None:
+        """Add the rows of consecutive tokens from a position on."""
         is_known = self.offset <= position <= self.offset + len(self.tokens)
-        if first != self.sequence or not is_known:
-            self._begin(first, position)
+        if sequence != self.sequence or not is_known:
+            self._begin(sequence, position)
         self._cut(position)
-        self.tokens += rows.tokens
+        self.tokens += tokens
         self.states += list(states)
         if len(self.states) <= MAX_PENDING_ROWS:
             return
@@ -128,6 +141,12 @@ class HiddenStateDrafter(ABC):
         """Forget the rows that are not those of an answer's text. Without a pass, its slot may have got
         a text from host memory or another slot, or its cells may have been moved.
         """
+        if self.tree:
+            (rows, states), self.tree = self.tree, None
+            found = find_text_rows(rows, sequence)
+            if found:
+                tokens = [rows.tokens[row] for row in found]
+                self._add_rows(sequence.slot, rows.positions[found[0]], tokens, states[found])
         if self.answer is not answer:
             self.answer, self.n_compared = answer, 0
         if self.sequence != sequence.slot:
@@ -187,6 +206,7 @@ class HiddenStateDrafts:
         self.drafter = drafter
         self.guesser = Guesser(request.sampling, seed, drafter.vocabulary)
         self.sequence: Sequence | None = None
+        self.n_ranks = 1  # guesses of one token that a draft may have
 
     def follow(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -207,36 +227,40 @@ class HiddenStateDrafts:
             return None
         return count if count or drafter.before is not None else None
 
-    def chances(self, count: int) -> list[float]:
+    def shape(self, limits: ShapeLimits) -> TreeShape:
         if self.drafter.has_failed or self._n_unread is None:
-            return []
+            return TreeShape()
         assert self.sequence
         room = self.drafter.context.n_ctx - len(self.sequence.tokens)
-        return self.drafter.acceptance.chances(max(0, min(count, room)))
+        self.n_ranks = min(MAX_RANKS, limits.n_branches)
+        n_depths = max(0, min(limits.n_depths, limits.n_nodes, room))
+        chances = self.drafter.acceptance.chances(n_depths, self.n_ranks)
+        return choose_shape(chances, limits, extends_all=False)
 
-    def cost_seconds(self, count: int) -> float:
-        return (count + bool(self._n_unread)) * self.drafter.guess_seconds
+    def cost_seconds(self, n_depths: int) -> float:
+        return (n_depths + bool(self._n_unread)) * self.drafter.guess_seconds
 
     def reading_seconds(self) -> float:
         """Return 0: the passes over the text were observed, so there is nothing to read."""
         return 0.0
 
-    def draft(self, count: int) -> Draft:
-        """Compute the pending rows of the text, and then guess up to `count` tokens. The draft ends
-        early where the layers are not sure. It is empty if it was interrupted, or if llama.cpp fails.
+    def draft(self, shape: TreeShape) -> Draft:
+        """Compute the pending rows of the text, and then guess token after token on the main path.
+        The draft ends early where the layers are not sure. It is empty if it was interrupted, or if
+        llama.cpp fails.
         """
         drafter, sequence = self.drafter, self.sequence
         assert sequence
         n_unread = self._n_unread
         assert n_unread is not None
         guesses: list[int] = []
-        distributions: list[Probabilities] = []
+        candidates: list[Candidates] = []
         try:
             if n_unread:
                 drafter.catch_up(n_unread)
             position, token, state = len(sequence.tokens) - 1, sequence.tokens[-1], drafter.before
             assert state is not None
-            while len(guesses) < count:
+            for width in shape.widths():
                 start_time = perf_counter()
                 row = drafter.context.predict([token], position, state[None])
                 seconds = perf_counter() - start_time
@@ -247,16 +271,18 @@ class HiddenStateDrafts:
                 if guesses and _top_probability(row) < MIN_PROBABILITY:
                     break
                 text = [*sequence.tokens, *guesses]
-                token, position = self.guesser.choose_token(row, text, distributions), position + 1
+                count = self.guesser.count_guesses(width, self.n_ranks)
+                candidates.append(self.guesser.choose_tokens(row, text, count))
+                token, position = candidates[-1].tokens[0], position + 1
                 guesses.append(token)
         except (Aborted, NoSlot, UserError) as error:
-            guesses, distributions = [], []
+            candidates = []
             drafter.has_failed = isinstance(error, UserError)
         drafter.context.cut(drafter.first)
-        return Draft(guesses, distributions or None)
+        return fill_shape(shape, candidates)
 
-    def record_result(self, n_checked: int, n_right: int) -> None:
-        self.drafter.acceptance.record(n_checked, n_right)
+    def record_result(self, draft: Draft, tokens: Tokens[int]) -> None:
+        self.drafter.acceptance.record(draft.candidates, tokens)
 
     def close(self, tokens: Tokens[int]) -> None:
         """Free the sampler chain."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Tokens
 from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DrafterResources
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
@@ -128,10 +129,12 @@ class NgramDrafts:
             length += 1
         return length
 
-    def chances(self, count: int) -> list[float]:
+    def shape(self, limits: ShapeLimits) -> TreeShape:
         if self.source < 0:
-            return []
-        return [self.chance(self.length + offset) for offset in range(count)]
+            return TreeShape()
+        return chain_shape(
+            [self.chance(self.length + offset) for offset in range(limits.chain_length)]
+        )
 
     def chance(self, length: int) -> float:
         """Return the estimated probability that a repetition of `length` tokens continues."""
@@ -144,23 +147,23 @@ class NgramDrafts:
         self.hits[number] = self.hits[number] * OBSERVATION_DECAY + hit
         self.tries[number] = self.tries[number] * OBSERVATION_DECAY + 1
 
-    def cost_seconds(self, count: int) -> float:
+    def cost_seconds(self, n_depths: int) -> float:
         return 0.0
 
     def reading_seconds(self) -> float:
         return 0.0
 
-    def draft(self, count: int) -> Draft:
-        """Return the `count` tokens that followed in the earlier text. If the text ends before, the
-        guesses are continued with themselves.
+    def draft(self, shape: TreeShape) -> Draft:
+        """Return the tokens that followed in the earlier text. If the text ends before, the guesses
+        are continued with themselves.
         """
         guesses: list[int] = []
         end = len(self.tokens)
-        for position in range(self.source, self.source + count):
+        for position in range(self.source, self.source + len(shape)):
             guesses.append(self.tokens[position] if position < end else guesses[position - end])
-        return Draft(guesses)
+        return Draft.chain(guesses)
 
-    def record_result(self, n_checked: int, n_right: int) -> None:
+    def record_result(self, draft: Draft, tokens: Tokens[int]) -> None:
         """Do nothing, because `follow` already counts whether each token continued the
         repetition.
         """

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft, DrafterResources
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
@@ -117,21 +118,22 @@ class PoolDrafts:
             text.append(token)
         return self.guesses[:count]
 
-    def chances(self, count: int) -> list[float]:
-        return self.pool.acceptance.chances(len(self._guess(count)))
+    def shape(self, limits: ShapeLimits) -> TreeShape:
+        chances = self.pool.acceptance.chances(len(self._guess(limits.chain_length)))
+        return chain_shape([best for (best,) in chances])
 
-    def cost_seconds(self, count: int) -> float:
+    def cost_seconds(self, n_depths: int) -> float:
         return 0.0
 
     def reading_seconds(self) -> float:
         return 0.0
 
-    def draft(self, count: int) -> Draft:
-        """Return the first `count` guesses."""
-        return Draft(self._guess(count))
+    def draft(self, shape: TreeShape) -> Draft:
+        """Return the first guesses."""
+        return Draft.chain(self._guess(len(shape)))
 
-    def record_result(self, n_checked: int, n_right: int) -> None:
-        self.pool.acceptance.record(n_checked, n_right)
+    def record_result(self, draft: Draft, tokens: Tokens[int]) -> None:
+        self.pool.acceptance.record(draft.candidates, tokens)
 
     def close(self, tokens: Tokens[int]) -> None:
         """Add the text to the pool."""

@@ -20,31 +20,48 @@ RankChances = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
+class ShapeLimits:
+    """The largest draft that is possible: its nodes, the nodes of a path, and the paths."""
+
+    n_nodes: int
+    n_depths: int
+    n_branches: int = 1
+
+    @property
+    def chain_length(self) -> int:
+        """Return the number of nodes of the longest possible single path."""
+        return max(0, min(self.n_nodes, self.n_depths))
+
+
+@dataclass(frozen=True, slots=True)
 class TreeShape:
     """The nodes of a draft, in the order in which they are worth a row.
 
     - `ranks`: the rank of each guess. `parents`: as in TokenTree.
     - `chances`: the chance that a node is right, with all nodes before it.
+    - `least`: a draft with fewer nodes is of no use.
     """
 
     ranks: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
+    least: int = 1
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     def shorten(self, count: int) -> "TreeShape":
         """Return the shape with the first `count` nodes."""
-        return TreeShape(self.ranks[:count], self.parents[:count], self.chances[:count])
+        return TreeShape(self.ranks[:count], self.parents[:count], self.chances[:count], self.least)
 
     def depths(self) -> list[int]:
         """Return how many nodes come before each node on its path."""
         return TokenTree(self.ranks, self.parents).depths()
 
-    def n_depths(self, count: int) -> int:
-        """Return how many guesses the longest path through the first `count` nodes has."""
-        return 1 + max(self.depths()[:count], default=-1)
+    @property
+    def n_depths(self) -> int:
+        """Return how many guesses the longest path has."""
+        return TokenTree(self.ranks, self.parents).n_depths
 
     def widths(self) -> list[int]:
         """Return for each depth how many ranks the nodes there have, from 0 to the largest."""
@@ -66,12 +83,14 @@ def chain_shape(chances: Sequence[float]) -> TreeShape:
     return TreeShape((0,) * count, tuple(range(-1, count - 1)), tuple(products))
 
 
-def choose_shape(chances: RankChances, count: int, extends_all: bool) -> TreeShape:
-    """Return the shape of the `count` nodes with the largest chances.
+def choose_shape(chances: RankChances, limits: ShapeLimits, extends_all: bool) -> TreeShape:
+    """Return the shape of the nodes with the largest chances.
 
     `extends_all`: whether guesses follow every node. Otherwise they follow only nodes of the main
     path, whose ranks are all 0, because the drafter has no guesses after the others.
     """
+    if limits.n_branches == 1:
+        return chain_shape([ranks[0] for ranks in chances[: limits.chain_length] if ranks])
     ranks: list[int] = []
     parents: list[int] = []
     found: list[float] = []
@@ -81,15 +100,20 @@ def choose_shape(chances: RankChances, count: int, extends_all: bool) -> TreeSha
 
     def offer(depth: int, rank: int, parent: int) -> None:
         nonlocal n_entries
-        if depth < len(chances) and rank < len(chances[depth]):
+        if depth < min(len(chances), limits.n_depths) and rank < len(chances[depth]):
             before = 1.0 if parent == TEXT else found[parent]
             heappush(queue, (-before * chances[depth][rank], n_entries, depth, rank, parent))
             n_entries += 1
 
     offer(0, 0, TEXT)
     is_main: list[bool] = []
-    while queue and len(ranks) < count:
+    n_branches = 1
+    while queue and len(ranks) < limits.n_nodes:
         negative, _, depth, rank, parent = heappop(queue)
+        if rank:  # the node before has another one after it already
+            if n_branches == limits.n_branches:
+                continue
+            n_branches += 1
         node = len(ranks)
         ranks.append(rank)
         parents.append(parent)

@@ -8,9 +8,10 @@ from itertools import zip_longest
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
     """The checked drafts of one method. Entry 0 of each tuple is about the first guesses of drafts.
+    A draft that is a tree counts once at each depth, with all its guesses for the token there.
 
-    - `guesses`: the number of guesses. `checked`: how many of them the model has drawn a token for,
-      because all guesses before were right. `right`: how many of these were right.
+    - `guesses`: the number of drafts with a guess. `checked`: how many of them the model has drawn a
+      token for, because all guesses before were right. `right`: how many of these had it.
     - `seconds`: the time for making the drafts, without reading the text before them.
 
     A guess is not checked either if the answer ended before it.
@@ -78,8 +79,8 @@ class DraftTally:
         self.right: list[int] = []
 
     def record(self, n_guesses: int, n_checked: int, n_right: int, seconds: float) -> None:
-        """Record a draft of `n_guesses` guesses that took `seconds`. The model has checked the
-        first `n_checked` of them, and the first `n_right` were right.
+        """Record a draft of `n_guesses` depths that took `seconds`. The model has checked the first
+        `n_checked` of them, and the first `n_right` had the right guess.
         """
         for numbers, count in (
             (self.guesses, n_guesses),

@@ -61,6 +61,34 @@ class TokenTree:
                 return number
         return None
 
+    def follow(self, path: list[int], tokens: Sequence[int]) -> bool:
+        """Append the nodes that have `tokens` to a path. Return whether there is one for each; the
+        path ends before the first token without one.
+        """
+        node = path[-1] if path else TEXT
+        for token in tokens:
+            found = self.find_next(node, token)
+            if found is None:
+                return False
+            path.append(node := found)
+        return True
+
+    def add_path(self, tokens: Sequence[int]) -> "TokenTree":
+        """Return a tree that also has a path with these tokens. Its new nodes are the last ones."""
+        path: list[int] = []
+        self.follow(path, tokens)
+        rest = tokens[len(path) :]
+        if not rest:
+            return self
+        node, count = path[-1] if path else TEXT, len(self)
+        parents = (node, *range(count, count + len(rest) - 1))
+        return TokenTree((*self.tokens, *rest), (*self.parents, *parents))
+
+    @property
+    def n_depths(self) -> int:
+        """Return how many nodes the longest path has."""
+        return 1 + max(self.depths(), default=-1)
+
     def depths(self) -> list[int]:
         """Return how many nodes come before each node on its path."""
         depths: list[int] = []

@@ -35,6 +35,7 @@ class Speculation:
       it would have in a pass by itself.
     - `is_reproducible`: the answer must not depend on the guesses or on measured speed.
     - `takes_longest`: every draft is as long as possible, even where it costs time.
+    - `max_branches`: the most paths of a draft. With more than one, a draft may be a tree.
     """
 
     drafters: tuple[Drafter, ...]
@@ -43,6 +44,7 @@ class Speculation:
     exact_rows: int = 0
     is_reproducible: bool = False
     takes_longest: bool = False
+    max_branches: int = 1
 
 
 NO_SPECULATION = Speculation((), PassCost({1: 1.0}), 1)

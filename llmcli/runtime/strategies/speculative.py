@@ -1,12 +1,17 @@
 """Speculative decoding: guess the next tokens, compute them in one forward pass, and keep the
 guesses that the model would have generated.
 
-The distribution of the answer does not change (Leviathan et al. 2023; llama.cpp's
-common_sampler_sample_and_accept_n). For each row of the pass, the request's sampler chain draws a
-token, as it would without guesses. The first drawn token that differs from its guess replaces the
-guess, and the KV cells of the later guesses are dropped. If a draft model drew the guess from a
-known distribution, rejection sampling confirms it as often as possible (sampling/rejection.py).
-Inside a grammar, which changes the distribution, rejection sampling is not used.
+The guesses are a path or a tree of tokens (SpecInfer, Miao et al. 2024). The distribution of the
+answer does not change (Leviathan et al. 2023; llama.cpp's common_sampler_sample_and_accept_n). From
+the row of the last token, the request's sampler chain draws a token, as it would without guesses. If
+the token is one of the guesses there, the row of that guess is next, and so on. The first drawn token
+that is not guessed ends this, and the KV cells of all other guesses are dropped. If a drafter drew
+the guesses from a known distribution, rejection sampling confirms them as often as possible
+(sampling/rejection.py). Inside a grammar, which changes the distribution, rejection sampling is not
+used.
+
+Drafters without costs add their guesses to the tree of another one where the pass has room for more
+rows, because a pass costs the same up to the next multiple of four rows.
 
 A pass without guesses costs the same as in plain decoding, plus one table lookup. Inside a grammar
 the forced text is inserted first (guided.py). Guesses that agree with the forced text need no
@@ -15,20 +20,23 @@ further computation, because the pass has computed them already.
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
 from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DraftState, RowObserver
 from llmcli.runtime.drafting.draft_length import DraftLength
+from llmcli.runtime.drafting.pass_cost import ROW_GROUP
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
 from llmcli.runtime.requests.draft_counts import DraftTally
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.requests.token_tree import NO_DRAFT, TEXT, TokenTree
 from llmcli.runtime.sampling.chain import NumpyChain, RowLogits
-from llmcli.runtime.sampling.rejection import RejectionChain
+from llmcli.runtime.sampling.rejection import Proposal, RejectionChain
 from llmcli.runtime.strategies.base import NO_SPECULATION, StrategyResources
 from llmcli.runtime.strategies.guided import GuidedStrategy
 from llmcli.types import Event, Finish
@@ -72,12 +80,12 @@ class SpeculativeStrategy(GuidedStrategy):
             speculation.max_rows,
             _max_free_guesses(self.ledger.memory),
             speculation.takes_longest,
+            speculation.max_branches,
         )
         self.drafters = [drafter.start(draft_request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
-        # the state of the drafter, its draft, and the seconds that this took, of a draft that was not
-        # checked yet
-        self.last_draft: tuple[DraftState, Draft, float] | None = None
+        self.last_draft: _JointDraft | None = None  # that was not checked yet
+        self.tally = DraftTally("")  # of all drafters together
         self.tallies = [DraftTally(drafter.name) for drafter in speculation.drafters]
         self.n_passes = 0  # passes after the first token
         # False once no cells of wrong guesses can be dropped; then drafting stops
@@ -101,7 +109,7 @@ class SpeculativeStrategy(GuidedStrategy):
         else:
             events, finish = super().accept(sequence, rows, pass_seconds)
             if self.last_draft:  # it was empty, or the engine has discarded it
-                self.draft_length.record_unused(self.last_draft[2])
+                self.draft_length.record_unused(self.last_draft.seconds)
                 self.last_draft = None
             if self.pass_rows == 1:
                 self.draft_length.record_single(pass_seconds)
@@ -125,21 +133,47 @@ class SpeculativeStrategy(GuidedStrategy):
         # A pass also yields one token without a guess. The draft ends where the engine checks the
         # text for repetition, so that the check reads the same text as without drafting.
         limit = min(self.limit, sequence.repetition_check_at) - len(sequence.times) - 1
-        best_gain, count = 0.0, 0
+        best_gain, shape = 0.0, TreeShape()
         drafter: DraftState | None = None
         for candidate in self.drafters:
-            gain, length = self.draft_length.rate(candidate, limit)
-            if length and gain > best_gain:
-                best_gain, count, drafter = gain, length, candidate
+            gain, found = self.draft_length.rate(candidate, limit)
+            if found and gain > best_gain:
+                best_gain, shape, drafter = gain, found, candidate
         if drafter is None:
             return
         start_time = perf_counter()
-        count = self._secure_return(sequence.slot, count)
-        if not count:
+        shape = shape.shorten(self._secure_return(sequence.slot, len(shape)))
+        if not shape:
             return
-        draft = drafter.draft(count)
-        sequence.draft = list(draft.tokens)
-        self.last_draft = drafter, draft, perf_counter() - start_time
+        draft = drafter.draft(shape)
+        parts = [(drafter, draft)]
+        tree = self._add_free_guesses(drafter, draft, parts, limit) if draft.tree else draft.tree
+        sequence.draft = tree
+        self.last_draft = _JointDraft(tuple(parts), perf_counter() - start_time)
+
+    def _add_free_guesses(
+        self, drafter: DraftState, draft: Draft, parts: list[tuple[DraftState, Draft]], limit: float
+    ) -> TokenTree:
+        """Return the tree of a draft with the guesses of those other drafters that take no time, as
+        far as the pass has room for them without more cost. Add their drafts to `parts`.
+        """
+        tree, max_branches = draft.tree, self.draft_length.max_branches
+        n_rows = min(-(-(len(tree) + 1) // ROW_GROUP) * ROW_GROUP, self.draft_length.max_rows)
+        for other in self.drafters:
+            n_depths = int(min(n_rows - 1, limit))
+            if other is drafter or max_branches == 1 or len(tree) + 1 >= n_rows:
+                continue
+            if other.cost_seconds(1) or other.reading_seconds():
+                continue
+            shape = other.shape(ShapeLimits(n_rows - 1, n_depths))
+            if not shape:
+                continue
+            found = other.draft(shape)
+            larger = tree.add_path(found.tree.tokens).shorten(n_rows - 1)
+            if len(larger) > len(tree) and len(larger.leaves()) <= max_branches:
+                tree = larger
+                parts.append((other, found))
+        return tree
 
     def _secure_return(self, slot: int, count: int) -> int:
         """Return how many of `count` wrong guesses can be dropped, all of them after a checkpoint if
@@ -168,48 +202,79 @@ class SpeculativeStrategy(GuidedStrategy):
     def _verify(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw a token from each row until a token differs from its guess, and drop the cells of
-        the wrong guesses. Record how many guesses were right and how long the pass took. Return the
-        same as `accept`.
+        """Draw a token from the row of the last token and of each right guess, until a token is not
+        guessed. Drop the cells of the wrong guesses. Record how many guesses were right and how long
+        the pass took. Return the same as `accept`.
         """
         assert self.last_draft
-        (drafter, draft, drafting_seconds), self.last_draft = self.last_draft, None
-        guessed, sequence.draft = sequence.draft, []  # the engine may have shortened the draft
-        pass_logits = list(islice(rows, len(guessed) + 1))
+        joint, self.last_draft = self.last_draft, None
+        tree, sequence.draft = sequence.draft, NO_DRAFT  # the engine may have shortened the draft
+        pass_logits = list(islice(rows, len(tree) + 1))
         last_token = sequence.tokens[-1]
         start, previous_time = len(sequence.tokens), sequence.last_token_time
         events: list[Event] = []
-        n_right = 0
-        while True:
-            position, length = n_right, len(sequence.tokens)
-            if self.rejection_chain and draft.probabilities and position < len(guessed):
-                self.rejection_chain.expected = guessed[position], draft.probabilities[position]
-            new_events, finish = super().accept(sequence, iter((pass_logits[position],)), 0.0)
-            events += new_events
-            new_tokens = sequence.tokens[length:]
-            n_agreed = common_prefix(new_tokens, guessed[position:])
-            n_right += n_agreed
-            if finish is not None or n_agreed < len(new_tokens) or position == len(guessed):
-                break
-        if isinstance(drafter, RowObserver):
-            drafter.observe_rows([last_token, *guessed], pass_logits, n_right)
-        start_time = perf_counter()
-        self._drop_wrong_guesses(sequence, start + n_right)
-        return_seconds = perf_counter() - start_time
-        # a token that differs from the guess has checked it, too
-        n_checked = min(len(guessed), n_right + (n_agreed < len(new_tokens)))
-        self.tallies[self.drafters.index(drafter)].record(
-            len(guessed), n_checked, n_right, max(0.0, drafting_seconds - draft.reading_seconds)
-        )
-        drafter.record_result(n_checked, n_right)
+        path: list[int] = []
+        try:
+            while True:
+                node, length = path[-1] if path else TEXT, len(sequence.tokens)
+                has_guess = node in tree.parents
+                if self.rejection_chain and has_guess:
+                    self.rejection_chain.proposals = joint.proposals(tree, node)
+                new_events, finish = super().accept(sequence, iter((pass_logits[node + 1],)), 0.0)
+                events += new_events
+                is_guessed = tree.follow(path, sequence.tokens[length:])
+                if finish is not None or not is_guessed or not has_guess:
+                    break
+            for drafter, _ in joint.parts:
+                if isinstance(drafter, RowObserver):
+                    drafter.observe_rows(last_token, tree, pass_logits, path)
+            start_time = perf_counter()
+            self._keep_path(sequence, start, tree, path)
+            return_seconds = perf_counter() - start_time
+        finally:
+            if not tree.is_chain:
+                self.ledger.drop_branches()
+        self._record_result(joint, tree, sequence.tokens[start : start + len(path) + 1])
         self.draft_length.record_draft(
-            len(guessed) + self.pass_rows,
+            len(tree) + self.pass_rows,
             max(1, len(events)),
             pass_seconds,
-            drafting_seconds + return_seconds,
-            draft.reading_seconds,
+            joint.seconds + return_seconds,
+            joint.reading_seconds,
         )
         return _share_times(sequence, events, previous_time, pass_seconds), finish
+
+    def _record_result(self, joint: "_JointDraft", tree: TokenTree, tokens: list[int]) -> None:
+        """Tell the drafters, and count, what became of their guesses. `tree`: that was checked.
+        `tokens`: those that were chosen in its place.
+        """
+        n_checked, n_right = _count_right(tree, tokens)
+        n_depths = tree.n_depths
+        self.tally.record(n_depths, n_checked, n_right, 0.0)
+        seconds = max(0.0, joint.seconds - joint.reading_seconds)
+        for drafter, draft in joint.parts:
+            checked, right = _count_right(draft.tree, tokens)
+            self.tallies[self.drafters.index(drafter)].record(
+                min(n_depths, draft.tree.n_depths),
+                min(n_checked, checked),
+                min(n_right, right),
+                seconds,
+            )
+            seconds = 0.0  # the other parts take none
+            drafter.record_result(draft, tokens)
+
+    def _keep_path(self, sequence: Sequence, start: int, tree: TokenTree, path: list[int]) -> None:
+        """Drop the sequence's cells of all guesses but those on `path`. Those after the first
+        `start` tokens are of the main path of `tree`.
+        """
+        n_main = common_prefix(path, tree.main_path())
+        if n_main == len(path):
+            self._drop_wrong_guesses(sequence, start + n_main)
+            return
+        branch = tree.branches()[path[-1]][0]
+        tokens = [tree.tokens[node] for node in path[n_main:]]
+        self.ledger.keep_branch(sequence.slot, start + n_main, branch, tokens)
+        sequence.n_computed = start + len(path)
 
     def _drop_wrong_guesses(self, sequence: Sequence, n_valid: int) -> None:
         """Drop the sequence's cells after its first `n_valid` tokens. Recurrent state goes back to
@@ -223,7 +288,7 @@ class SpeculativeStrategy(GuidedStrategy):
     def on_context_shift(self, sequence: Sequence) -> None:
         """Discard the guesses, and tell the drafters that tokens were dropped from the text."""
         super().on_context_shift(sequence)
-        sequence.draft, self.pass_rows = [], 0
+        sequence.draft, self.pass_rows = NO_DRAFT, 0
         for drafter in self.drafters:
             drafter.on_context_shift()
 
@@ -232,10 +297,9 @@ class SpeculativeStrategy(GuidedStrategy):
         that was held back.
         """
         accounting = sequence.accounting
-        counts = [tally.counts() for tally in self.tallies]
-        accounting.n_drafted = sum(one.n_guesses for one in counts)
-        accounting.n_accepted = sum(one.n_right for one in counts)
-        accounting.n_drafts = sum(one.n_drafts for one in counts)
+        total, counts = self.tally.counts(), [tally.counts() for tally in self.tallies]
+        accounting.n_drafted, accounting.n_accepted = total.n_guesses, total.n_right
+        accounting.n_drafts = total.n_drafts
         accounting.drafts = tuple(one for one in counts if one.n_drafts)
         accounting.n_passes = self.n_passes
         if sequence.slot >= 0:
@@ -243,6 +307,48 @@ class SpeculativeStrategy(GuidedStrategy):
         for drafter in self.drafters:
             drafter.close(sequence.tokens)
         return super().finish(sequence, finish)
+
+
+@dataclass(frozen=True, slots=True)
+class _JointDraft:
+    """The draft of one drafter, and those of others that were added to its tree.
+
+    `seconds`: the time for all of them, with reading the text.
+    """
+
+    parts: tuple[tuple[DraftState, Draft], ...]
+    seconds: float
+
+    @property
+    def reading_seconds(self) -> float:
+        """Return the seconds for reading the text."""
+        return self.parts[0][1].reading_seconds
+
+    def proposals(self, tree: TokenTree, node: int) -> list[Proposal]:
+        """Return the guesses after a node of the tree for rejection sampling; none if the first
+        drafter has not drawn its guesses. Those of the other drafters are not drawn.
+        """
+        distributions = self.parts[0][1].distributions
+        if not distributions:
+            return []
+        return [
+            Proposal(
+                tree.tokens[child], distributions[child] if child < len(distributions) else None
+            )
+            for child, parent in enumerate(tree.parents)
+            if parent == node
+        ]
+
+
+def _count_right(tree: TokenTree, tokens: list[int]) -> tuple[int, int]:
+    """Return how many depths of a draft were checked by the tokens that the model has chosen, and
+    how many had the right guess. A token that was not guessed has checked the guesses there, too.
+    """
+    path: list[int] = []
+    if tree.follow(path, tokens):
+        return len(path), len(path)
+    node = path[-1] if path else TEXT
+    return len(path) + (node in tree.parents), len(path)
 
 
 def _max_free_guesses(memory: CacheMemory) -> float:

@@ -25,6 +25,7 @@ from llmcli.runtime.drafting.pass_cost import (
     PassCost,
     measure_pass_cost,
 )
+from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
@@ -33,6 +34,11 @@ from tests.fixtures.drafts import CHEAP, Steady
 from tests.fixtures.fakes import FakeContext, FakeModel, FakeRow, fake_header
 
 REQUEST = Request((0,), default_sampling())
+
+
+def chain(count: int) -> TreeShape:
+    """Return the shape of a draft of `count` tokens."""
+    return chain_shape([1.0] * count)
 
 
 def follow(drafts: NgramDrafts, tokens: list[int]) -> NgramDrafts:
@@ -49,29 +55,29 @@ def test_every_drafter_starts_an_answer():
 
 def test_the_tokens_after_an_earlier_occurrence_are_guessed():
     drafts = follow(PromptLookup().start(REQUEST, 0), [1, 2, 3, 4, 5, 6, 9, 2, 3, 4])
-    assert drafts.draft(3).tokens == [5, 6, 9]
-    assert (drafts.length, len(drafts.chances(8))) == (3, 8)
+    assert drafts.draft(chain(3)).tree.tokens == (5, 6, 9)
+    assert (drafts.length, len(drafts.shape(ShapeLimits(8, 8)))) == (3, 8)
 
 
 def test_without_a_repetition_there_are_no_guesses():
     drafts = follow(PromptLookup().start(REQUEST, 0), list(range(20)))
-    assert drafts.chances(8) == []
+    assert not drafts.shape(ShapeLimits(8, 8))
 
 
 def test_the_latest_occurrence_is_used_and_its_length_counted():
     drafts = follow(
         PromptLookup().start(REQUEST, 0), [7, 1, 2, 3, 4, 8, 9, 1, 2, 3, 4, 6, 5, 9, 1, 2, 3, 4]
     )
-    assert drafts.draft(1).tokens == [6]
+    assert drafts.draft(chain(1)).tree.tokens == (6,)
     assert drafts.length == 5
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 def test_guesses_continue_beyond_the_end_of_the_text(period: int):
     tokens = [index % period for index in range(24)]
-    assert follow(PromptLookup().start(REQUEST, 0), tokens).draft(10).tokens == [
+    assert follow(PromptLookup().start(REQUEST, 0), tokens).draft(chain(10)).tree.tokens == tuple(
         index % period for index in range(24, 34)
-    ]
+    )
 
 
 def test_a_text_read_at_once_gives_the_same_guesses_as_read_token_by_token():
@@ -85,7 +91,7 @@ def test_a_text_read_at_once_gives_the_same_guesses_as_read_token_by_token():
         follow(stepwise, tokens[:end])
     follow(at_once, tokens)
     follow(stepwise, tokens)
-    assert at_once.draft(15) == stepwise.draft(15)
+    assert at_once.draft(chain(15)) == stepwise.draft(chain(15))
     assert at_once.hits == stepwise.hits
 
 
@@ -122,7 +128,7 @@ def test_the_chance_follows_how_often_repetitions_continued():
 
 def choose(draft_length: DraftLength, guesses: "FixedChance", limit: float) -> int:
     """Return the number of tokens of the best draft."""
-    return draft_length.rate(guesses, limit)[1]  # type: ignore[arg-type]
+    return len(draft_length.rate(guesses, limit)[1])  # type: ignore[arg-type]
 
 
 class FixedChance:
@@ -133,11 +139,11 @@ class FixedChance:
     def __init__(self, chance: float, cost: float = 0.0, reading: float = 0.0) -> None:
         self.chance, self.cost, self.reading = chance, cost, reading
 
-    def chances(self, count: int) -> list[float]:
-        return [self.chance] * count
+    def shape(self, limits: ShapeLimits) -> TreeShape:
+        return chain_shape([self.chance] * limits.chain_length)
 
-    def cost_seconds(self, count: int) -> float:
-        return count * self.cost
+    def cost_seconds(self, n_depths: int) -> float:
+        return n_depths * self.cost
 
     def reading_seconds(self) -> float:
         return self.reading

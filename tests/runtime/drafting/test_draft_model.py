@@ -10,6 +10,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.draft_settings import DraftSettings
+from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.draft_model import DraftModel
 from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.engine.engine import Engine
@@ -101,12 +102,12 @@ def test_after_wrong_drafts_the_chance_falls_and_rises_again_later():
     _, drafter, _ = make_pair(b"")
     drafts = drafter.start(Request((1,), GREEDY), 0)
     for _ in range(10):
-        drafts.record_result(3, 0)
-    assert drafter.acceptance.chances(1)[0] < 0.35
-    chances = []
+        drafts.record_result(Draft.chain([1, 2, 3]), [0])
+    assert drafter.acceptance.chances(1)[0][0] < 0.35
+    chances: list[float] = []
     for _ in range(1500):
         drafts.follow(Sequence(1, Request((1,), GREEDY), None, 0, 0.0, tokens=[1, 2]))  # type: ignore[arg-type]
-        chances += drafter.acceptance.chances(1)
+        chances += drafter.acceptance.chances(1)[0]
     assert chances[0] < 0.35 < 0.8 < chances[-1]
 
 

@@ -19,6 +19,7 @@ from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.eagle3 import EagleDrafter
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
+from llmcli.runtime.drafting.tree_shape import TreeShape
 from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.runner import Runner
 from quant.convert import checkpoint_source
@@ -28,6 +29,7 @@ from tests.fixtures.cli import Done
 from tests.fixtures.eagle3_oracle import Oracle
 from tests.fixtures.small_runner import (
     answer,
+    best_path,
     check_drafted_cells,
     check_only_lone_answers_are_drafted,
     draft_always,
@@ -107,10 +109,12 @@ def test_the_logits_of_guesses_are_those_of_the_equations(
         rows.append(row.logits.copy())
         return row
 
-    def keep_guesses(self: HiddenStateDrafts, count: int) -> Draft:
-        found = make_draft(self, count)
+    def keep_guesses(self: HiddenStateDrafts, shape: TreeShape) -> Draft:
+        found = make_draft(self, shape)
         assert self.sequence
-        drafts.append((list(self.sequence.tokens), found.tokens, rows[-len(found.tokens) :]))
+        drafts.append(
+            (list(self.sequence.tokens), best_path(found), rows[-len(found.candidates) :])
+        )
         return found
 
     with open_small(target, DraftSettings(model=draft)) as runner:
@@ -147,8 +151,8 @@ def test_the_first_guess_is_that_of_the_draft_over_the_whole_text(
         drafter.target.on_computed = keep_inputs
         make_draft = HiddenStateDrafts.draft
 
-        def keep_guesses(self: HiddenStateDrafts, count: int) -> Draft:
-            found = make_draft(self, count)
+        def keep_guesses(self: HiddenStateDrafts, shape: TreeShape) -> Draft:
+            found = make_draft(self, shape)
             assert self.sequence
             text = self.sequence.tokens
             states = np.vstack([drafter.encode(rows[at][None]) for at in range(len(text) - 1)])
@@ -159,7 +163,7 @@ def test_the_first_guess_is_that_of_the_draft_over_the_whole_text(
                 row = drafter.context.predict(text[start:stop], start, states[start - 1 : stop - 1])
                 likeliest, start = int(row.logits.argmax()), stop
             drafter.context.cut(drafter.first)
-            guesses.append((found.tokens, likeliest))
+            guesses.append((best_path(found), likeliest))
             return found
 
         monkeypatch.setattr(HiddenStateDrafts, "draft", keep_guesses)
@@ -174,15 +178,15 @@ def test_a_draft_of_the_small_vocabulary_is_drawn_from_its_tokens_only(
     drawn: list[Draft] = []
     make_draft = HiddenStateDrafts.draft
 
-    def keep(self: HiddenStateDrafts, count: int) -> Draft:
-        drawn.append(make_draft(self, count))
+    def keep(self: HiddenStateDrafts, shape: TreeShape) -> Draft:
+        drawn.append(make_draft(self, shape))
         return drawn[-1]
 
     monkeypatch.setattr(HiddenStateDrafts, "draft", keep)
     with open_small(target, DraftSettings(model=small_draft)) as runner:
         always_drafts(runner, monkeypatch)
         assert answer(runner, PROMPT[:40], 24, temp=1.0, seed=3).n_drafted
-    probabilities = [each for found in drawn for each in found.probabilities or ()]
+    probabilities = [each for found in drawn for each in found.distributions]
     assert len(probabilities) > 10
     for each in probabilities:
         assert each.sum() == pytest.approx(1, abs=1e-4)

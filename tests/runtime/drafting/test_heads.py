@@ -24,6 +24,7 @@ from llmcli.runtime.drafting.heads_file import (
     HeadShapes,
     output_matrix,
 )
+from llmcli.runtime.drafting.tree_shape import TreeShape
 from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
 from quant.convert import checkpoint_source
 from quant.model_file.load_checks import HEADS_ARCHITECTURE
@@ -31,6 +32,7 @@ from quant.model_file.read_header import read_header
 from quant.quantize import plan, write
 from tests.fixtures.small_runner import (
     answer,
+    best_path,
     check_only_lone_answers_are_drafted,
     draft_always,
     ids,
@@ -127,10 +129,10 @@ def test_answers_are_plain_ones_and_guesses_are_those_of_numpy(
         assert drafter.name == method
         draft = HeadDrafts.draft
 
-        def keep_guesses(self: HeadDrafts, count: int) -> Draft:
-            found = draft(self, count)
+        def keep_guesses(self: HeadDrafts, shape: TreeShape) -> Draft:
+            found = draft(self, shape)
             assert self.state is not None
-            drafts.append((found.tokens, guess(shapes, weights, output, self.state)))
+            drafts.append((best_path(found), guess(shapes, weights, output, self.state)))
             return found
 
         states: list[tuple[np.ndarray, int]] = []
@@ -178,7 +180,7 @@ def test_after_an_error_of_ggml_nothing_more_is_drafted(
         drafter = draft_always(runner, 4)
         calls: list[int] = []
 
-        def fail(state: np.ndarray, count: int) -> list[int]:
+        def fail(state: np.ndarray, count: int, n_ranks: int) -> list[tuple[int, ...]]:
             calls.append(count)
             raise UserError("ggml could not compute the draft heads", hint="")
 
@@ -200,7 +202,7 @@ def test_right_guesses_are_accepted(
     assert found.n_drafted == found.n_accepted
     # four guesses and a token in each pass after the two that give the first state
     assert found.n_drafts == 6
-    assert min(drafter.acceptance.chances(4)) > 0.8
+    assert min(drafter.acceptance.chances(4)) > [0.8]
 
 
 def test_an_answer_beside_others_is_not_drafted_for(

@@ -14,10 +14,12 @@ from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
+from llmcli.runtime.drafting.tree_shape import TreeShape
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures.small_runner import (
     answer,
+    best_path,
     check_drafted_cells,
     check_only_lone_answers_are_drafted,
     draft_always,
@@ -127,8 +129,8 @@ def test_the_first_guess_is_that_of_the_layers_over_the_whole_text(
         drafter.target.on_computed = keep_states
         draft = HiddenStateDrafts.draft
 
-        def keep_guesses(self: HiddenStateDrafts, count: int) -> Draft:
-            found = draft(self, count)
+        def keep_guesses(self: HiddenStateDrafts, shape: TreeShape) -> Draft:
+            found = draft(self, shape)
             end = len(self.sequence.tokens)
             states = [np.zeros(drafter.context.n_embd), *(rows[at] for at in range(end - 1))]
             drafter.context.cut(0)
@@ -140,7 +142,7 @@ def test_the_first_guess_is_that_of_the_layers_over_the_whole_text(
                 )
                 likeliest, start = int(row.logits.argmax()), stop
             drafter.context.cut(drafter.first)
-            guesses.append((found.tokens, likeliest))
+            guesses.append((best_path(found), likeliest))
             return found
 
         monkeypatch.setattr(HiddenStateDrafts, "draft", keep_guesses)
@@ -188,8 +190,8 @@ def test_a_model_without_prediction_layers_is_refused(tmp_path: Path) -> None:
 def test_chances_are_counted_by_depth() -> None:
     acceptance = Acceptance()
     for _ in range(400):
-        acceptance.record(3, 1)
-    first, second, third = acceptance.chances(3)
+        acceptance.record([(7,), (8,), (9,)], [7, 1])
+    (first,), (second,), (third,) = acceptance.chances(3)
     assert first > 0.95
     assert second < 0.1
     assert third == second  # it was never checked

@@ -8,6 +8,7 @@ import pytest
 from llmcli.runtime.drafting.base import Draft, Drafter
 from llmcli.runtime.drafting.ngram import NgramDrafts, PromptLookup
 from llmcli.runtime.drafting.pass_cost import PassCost
+from llmcli.runtime.drafting.tree_shape import TreeShape
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.draft_counts import sum_counts
@@ -322,10 +323,10 @@ class Empty(Knowing):
 
     clock = FakeClock()
 
-    def draft(self, count: int) -> Draft:
-        self.lengths.append(count)
+    def draft(self, shape: TreeShape) -> Draft:
+        self.lengths.append(len(shape))
         self.clock.seconds += 1
-        return Draft([])
+        return Draft()
 
 
 def test_empty_drafts_are_counted_as_lost_time(monkeypatch: pytest.MonkeyPatch):

@@ -139,6 +139,8 @@ class Context:
         interrupted (the caller must cut its sequences back), and UserError when llama.cpp fails.
         """
         self._check(rows)
+        if self._open_branches:
+            self.drop_branches()
         if self.outputs_final_states:
             self._set_final_states(all(rows.wants_logits))
         if rows.branches:
@@ -214,7 +216,6 @@ class Context:
         """
         slot, count = rows.sequences[0], 1 + max(max(branches) for branches in rows.branches)
         length = self._positions.length(slot)
-        self.drop_branches()
         ids = [slot, *range(self._first_branch, self._first_branch + count - 1)]
         self._open_branches = ids[1:]
         for branch in self._open_branches:
