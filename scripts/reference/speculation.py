@@ -2,11 +2,11 @@
 """Test by chi-square that speculative decoding samples from the model's distribution.
 
 usage: .venv/bin/python scripts/reference/speculation.py [--samples 20000] [--tokens 6] [--guess 3]
-       [--seed 0] [--ways model sure pool lookahead mtp mtp-hybrid none]
+       [--seed 0] [--ways WAY ...]
 
-The model is tests/data/stories260K in Q8_0, and for mtp a tiny random model with a prediction layer
-(DeepSeek V3, and the hybrid Qwen3.5; needs torch and transformers). The temperature is 1.2, with the
-40 likeliest tokens. Each sample has its own seed. The reference text is the greedy answer. Samples
+The model is tests/data/stories260K in Q8_0. For mtp it is a tiny random model with a prediction
+layer (DeepSeek V3, and the hybrid Qwen3.5; needs torch and transformers), and for eagle3 a tiny
+random Llama with a random draft. The temperature is 1.2, with the 40 likeliest tokens. Each sample has its own seed. The reference text is the greedy answer. Samples
 are counted in cells, by the position at which a sample first differs from the reference and by its
 token there. The exact probability of a cell in plain decoding is the product of the token
 probabilities up to that position. Cells with fewer than five expected samples are merged. The ways
@@ -18,7 +18,11 @@ to draft, and a control:
   same one, as in prompt lookup
 - pool: the drafts are what earlier samples continued with
 - lookahead: the drafts are the predictions of the last pass
-- mtp, mtp-hybrid: the prediction layers sample tokens, as the draft model does
+- medusa: the drafts are the likeliest tokens of heads that guess the model's own next token
+- mtp, mtp-hybrid, eagle3: the layers sample tokens, as the draft model does
+- model-tree, mtp-tree, eagle3-tree: trees of TREE_GUESSES sampled tokens, several after one
+- medusa-tree, lookahead-tree: trees of the same guesses; lookahead's window
+- joint: the draft model's trees, with free guesses of prompt lookup in the same pass
 - none: plain decoding
 
 The script prints chi-square, degrees of freedom and the p-value for each way, and exits with 1 if a
@@ -63,8 +67,19 @@ STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
 TEXT = "Once upon a time, there was a"
 WARM = default_sampling().with_values({"temp": 1.2, "top_p": 1, "min_p": 0})
 MIN_EXPECTED, ALPHA = 5, 0.01
-PREDICTING = {"mtp": "DeepseekV3ForCausalLM", "mtp-hybrid": "Qwen3_5ForCausalLM"}
-WAYS = ("model", "sure", "pool", "lookahead", *PREDICTING, "none")
+PREDICTING = {
+    "mtp": "DeepseekV3ForCausalLM",
+    "mtp-tree": "DeepseekV3ForCausalLM",
+    "mtp-hybrid": "Qwen3_5ForCausalLM",
+}
+EAGLE = ("eagle3", "eagle3-tree")
+WAYS = (
+    *("model", "model-tree", "joint", "sure", "pool", "lookahead", "lookahead-tree"),
+    *("medusa", "medusa-tree", *PREDICTING, *EAGLE, "none"),
+)
+TREE_GUESSES, LOOKAHEAD_GUESSES = 11, 15
+TREE_CHANCES = (0.5, 0.25, 0.15, 0.1)  # by rank
+N_BRANCHES = 14
 Cell = tuple[int, int]  # position of the first difference, and the token there; -1: no difference
 
 
@@ -78,10 +93,12 @@ class Opened:
     reference: list[int]
     probabilities: dict[Cell, float]
 
-    def engine(self, drafter: Drafter | None, guess: int) -> Engine:
-        """Return an engine with a drafter, over the emptied context."""
+    def engine(self, *drafters: Drafter, guess: int, max_branches: int = 1) -> Engine:
+        """Return an engine with drafters, over the emptied context."""
         self.context.clear()
-        speculation = Speculation((drafter,) if drafter else (), Steady(CHEAP), guess + 1)
+        speculation = Speculation(
+            drafters, Steady(CHEAP), guess + 1, takes_longest=True, max_branches=max_branches
+        )
         return Engine(self.context, self.vocabulary, None, speculation)
 
 
@@ -158,10 +175,10 @@ def chi_square(
 
 
 class Sure(Acceptance):
-    """Chances with which every draft is worth its time."""
+    """Chances with which the largest draft is made, and a tree has guesses of several ranks."""
 
-    def chances(self, count: int) -> list[float]:
-        return [0.99] * count
+    def chances(self, n_depths: int, n_ranks: int = 1) -> list[list[float]]:
+        return [list(TREE_CHANCES[:n_ranks])] * n_depths
 
 
 def stories_engine(
@@ -171,23 +188,56 @@ def stories_engine(
     number of drafted tokens per pass.
     """
     vocabulary = opened.vocabulary
-    drafter: Drafter | None = None
+    drafters: list[Drafter] = []
     resources = DrafterResources(vocabulary, uses_pool=True, uses_lookahead=True)
-    if way == "model":
+    if way in ("model", "model-tree", "joint"):
         draft = stack.enter_context(open_model(files["Q4_0"], ON_HOST))
-        options = ContextOptions(256, n_outputs=4)
-        drafter = DraftModel(
-            stack.enter_context(open_context(draft, options)), vocabulary, 0.001, 0.0
-        )
+        context = stack.enter_context(open_context(draft, ContextOptions(256, n_outputs=4)))
+        drafters.append(DraftModel(context, vocabulary, 0.001, 0.0))
+        if way == "joint":
+            drafters.append(SureLookup())
     elif way == "sure":
-        drafter = Knowing(opened.reference, chance=0.99, n_vocab=opened.context.n_vocab)
+        drafters.append(Knowing(opened.reference, n_vocab=opened.context.n_vocab))
     elif way == "pool":
-        drafter = SurePool()
-    elif way == "lookahead":
-        drafter = LookaheadDrafter.create(resources)
-        assert isinstance(drafter, LookaheadDrafter)
-        drafter.acceptance = Sure()
-    return opened.engine(drafter, guess)
+        drafters.append(PoolDrafter())
+    elif way.startswith("lookahead"):
+        drafters.append(LookaheadDrafter())
+    elif way.startswith("medusa"):
+        header = read_header(files["Q8_0"])
+        heads = stack.enter_context(open_heads(read_heads(read_header(files["heads"])), header, 1))
+        drafters.append(HeadDrafter(opened.context, heads))
+    for drafter in drafters:
+        if hasattr(drafter, "acceptance"):
+            drafter.acceptance = Sure()
+    if way == "lookahead-tree":
+        guess = LOOKAHEAD_GUESSES
+    elif way.endswith("-tree") or way == "joint":
+        guess = TREE_GUESSES
+    max_branches = opened.context.max_branches if guess >= TREE_GUESSES else 1
+    return opened.engine(*drafters, guess=guess, max_branches=max_branches)
+
+
+class SureLookup(PromptLookup):
+    """Prompt lookup that guesses the first tokens of the text, whatever the last ones are."""
+
+    def start(self, request: Request, seed: int) -> NgramDrafts:
+        drafts = super().start(request, seed)
+        follow = drafts.follow
+
+        def follow_first(sequence: Sequence) -> None:
+            follow(sequence)
+            drafts.source, drafts.length = 1, 3
+
+        drafts.follow = follow_first  # type: ignore[method-assign]
+        return drafts
+
+
+def write_heads(path: Path, model: Path) -> None:
+    """Write Medusa heads whose layers are zero, so that each guesses the model's own next token."""
+    header = read_header(model)
+    n_embd = header.get_int("embedding_length")
+    shapes = HeadShapes(MEDUSA, n_embd, vocabulary_size(header), 3, 1, has_outputs=False)
+    write_heads_file(path, shapes, header)
 
 
 class SurePool(PoolDrafter):

@@ -6,17 +6,18 @@ from llmcli.runtime.requests.sequence import Sequence
 
 def find_text_rows(rows: BatchRows, sequence: Sequence) -> list[int]:
     """Return the numbers of the rows of a pass, in order of their positions, that belong to a
-    sequence and have the tokens of its text. If the rows are those of a tree of tokens, they are on
-    one path.
+    sequence and have the tokens of its text, up to the first position without one. If the rows are
+    those of a tree of tokens, they are on one path.
     """
     text, found = sequence.tokens, list[int]()
+    position = next(
+        (rows.positions[row] for row, slot in enumerate(rows.sequences) if slot == sequence.slot), 0
+    )
     branches: set[int] | None = None
-    for row, (position, slot, token) in enumerate(
-        zip(rows.positions, rows.sequences, rows.tokens, strict=True)
-    ):
-        if slot != sequence.slot or position >= len(text) or text[position] != token:
+    for row, token in enumerate(rows.tokens):
+        if rows.sequences[row] != sequence.slot or rows.positions[row] != position:
             continue
-        if found and position != rows.positions[found[-1]] + 1:
+        if position >= len(text) or text[position] != token:
             continue
         if rows.branches:
             shared = set(rows.branches[row]) & (branches or set(rows.branches[row]))
@@ -24,4 +25,5 @@ def find_text_rows(rows: BatchRows, sequence: Sequence) -> list[int]:
                 continue
             branches = shared
         found.append(row)
+        position += 1
     return found

@@ -16,6 +16,7 @@ from llmcli.runtime.binding.contexts import eagle_context
 from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.eagle3 import EagleDrafter
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
@@ -94,11 +95,13 @@ def test_the_answer_is_that_of_plain_decoding(
         assert second.n_drafted
 
 
+@pytest.mark.parametrize("is_tree", [False, True], ids=["path", "tree"])
 def test_the_logits_of_guesses_are_those_of_the_equations(
-    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+    is_tree: bool, target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The logits of the first and the last guess of each draft are compared with those that numpy
-    computes for the whole text and the guesses before.
+    computes for the whole text and the guesses before. In trees, paths of any rank are kept, because
+    four tokens are about equally likely.
     """
     drafts: list[tuple[list[int], list[int], list[np.ndarray]]] = []
     rows: list[np.ndarray] = []
@@ -121,10 +124,21 @@ def test_the_logits_of_guesses_are_those_of_the_equations(
         always_drafts(runner, monkeypatch)
         monkeypatch.setattr(EagleContext, "predict", keep_logits)
         monkeypatch.setattr(HiddenStateDrafts, "draft", keep_guesses)
-        answer(runner, PROMPT[:80], 16)
+        if is_tree:
+            draft_always(runner, 11)
+            monkeypatch.setattr(
+                Acceptance,
+                "chances",
+                lambda self, n_depths, n_ranks=1: [[0.4, 0.3, 0.2, 0.1][:n_ranks]] * n_depths,
+            )
+            bias = tuple(f"{token}+100" for token in (10, 12, 14, 16))
+            found = answer(runner, PROMPT[:80], 24, temp=1.5, seed=2, logit_bias=bias)
+            assert found.n_accepted > 3
+        else:
+            answer(runner, PROMPT[:80], 16)
     oracle = Oracle(target, draft)
     assert len(drafts) > 3
-    for text, guesses, found in drafts[:4]:
+    for text, guesses, found in [*drafts[:4], drafts[-1]]:
         for number in (0, len(guesses) - 1):
             expected = oracle.logits(text, guesses[:number])
             assert np.array_equal(np.isinf(expected), np.isinf(found[number]))
