@@ -409,12 +409,12 @@ def test_a_model_whose_layers_cannot_be_read_is_refused(tmp_path: Path) -> None:
         (("run", "TARGET", "hi", "--draft", "eagle3"), "--draft eagle3 needs", "-md REF"),
         (
             ("run", "TARGET", "hi", "--draft", "eagle3", "-md", "TARGET"),
-            "m.gguf is a model of architecture llama, not an EAGLE-3 draft",
+            "--draft eagle3: m.gguf is a model of architecture llama",
             "--draft model",
         ),
         (
             ("run", "TARGET", "hi", "--draft", "model", "-md", "DRAFT"),
-            "d.gguf is an EAGLE-3 draft, not a model",
+            "--draft model: d.gguf is an EAGLE-3 draft",
             "--draft eagle3",
         ),
         (

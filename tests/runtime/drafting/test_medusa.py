@@ -160,7 +160,7 @@ def test_answers_are_plain_ones_and_guesses_are_those_of_numpy(
     with open_small(model_file, NO_DRAFTING) as plain:
         expected = [answer(plain), answer(plain, PROMPT[:7])]
     drafts: list[tuple[list[int], list[int]]] = []
-    with open_small(model_file, DraftSettings(method=method, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=method)) as runner:
         drafter = always_drafts(runner, monkeypatch)
         assert drafter.name == method
         draft = HeadDrafts.draft
@@ -201,7 +201,7 @@ def test_sampled_answers_are_those_of_the_seed(
     sampling = default_sampling().with_values({"temp": 1.0, "seed": 7})
     with open_small(model_file, NO_DRAFTING) as plain:
         expected = answer(plain, sampling=sampling)
-    with open_small(model_file, DraftSettings(method=method, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=method)) as runner:
         always_drafts(runner, monkeypatch)
         drafted = answer(runner, sampling=sampling)
     assert [token.id for token in expected.tokens] == [token.id for token in drafted.tokens]
@@ -214,7 +214,7 @@ def test_right_guesses_are_accepted(
     """Heads whose own output matrices always give one token are right in a text that repeats it."""
     shapes = head_shapes(MEDUSA, has_outputs=True)
     write_heads(tmp_path / "h.gguf", shapes, model_file, scale=0.0)
-    with open_small(model_file, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)) as runner:
         drafter = always_drafts(runner, monkeypatch)
         logit_bias = default_sampling().with_values({"temp": 0, "logit_bias": ("0+100",)})
         found = answer(runner, sampling=logit_bias)
@@ -229,7 +229,7 @@ def test_an_answer_beside_others_is_not_drafted_for(
     model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_heads(tmp_path / "h.gguf", head_shapes(MEDUSA), model_file)
-    drafting = DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")
+    drafting = DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)
     with open_small(model_file, drafting, slots=2) as runner:
         always_drafts(runner, monkeypatch)
         engine = runner.engine
@@ -282,7 +282,7 @@ def test_heads_draft_for_a_hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_heads(tmp_path / "h.gguf", shapes, model)
     with open_small(model, NO_DRAFTING) as plain:
         expected = answer(plain)
-    with open_small(model, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model, DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)) as runner:
         always_drafts(runner, monkeypatch)
         drafted = answer(runner)
     assert [token.id for token in expected.tokens] == [token.id for token in drafted.tokens]
