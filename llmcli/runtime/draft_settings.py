@@ -31,7 +31,7 @@ from llmcli.runtime.binding.contexts.open_context import (
 from llmcli.runtime.binding.contexts.prediction_context import (
     ARCHITECTURES as PREDICTING_ARCHITECTURES,
 )
-from llmcli.runtime.binding.contexts.prediction_context import prediction_options
+from llmcli.runtime.binding.contexts.prediction_context import prediction_options, stop_states
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.devices import free_gpu_bytes
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
@@ -111,7 +111,7 @@ class DraftSettings:
 
     def uses_prediction(self, header: ModelHeader, options: RunOptions, uses_gpu: bool) -> bool:
         """Return whether the model's prediction layers (MTP) are opened. Raises UserError if they
-        are requested and the model has none.
+        are requested and the model has none, or with --reproducible.
         """
         has_layers = header.architecture in PREDICTING_ARCHITECTURES and bool(
             header.get_int("nextn_predict_layers")
@@ -122,7 +122,12 @@ class DraftSettings:
                     "--draft mtp: this file has no layers that predict further tokens (MTP)",
                     hint="quantize the checkpoint without --no-mtp, or leave out --draft mtp",
                 )
-            return not options.reproducible
+            if options.reproducible:
+                raise UserError(
+                    "--draft mtp does not work with --reproducible",
+                    hint="leave out --draft mtp or --reproducible",
+                )
+            return True
         is_exact = _can_be_exact(options, uses_gpu) and not options.reproducible
         return has_layers and self.method == "auto" and self.ngram != "off" and is_exact
 
@@ -257,66 +262,86 @@ def open_speculation(
     placement: ModelPlacement,
 ) -> Iterator[Speculation | None]:
     """Create the drafters for a model and measure the cost of its passes in `context`, which must
-    be empty. Yield None when drafting is off or cannot save time, unless it shall be measured.
+    be empty. Yield None when drafting is off or cannot save time, unless it shall be measured. Then
+    nothing that was opened for drafts stays open, and the context keeps no hidden states.
 
     A draft model is opened with the same `options` and on the same devices as the model. It is
     closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
     UserError when the draft model has a recurrent state.
     """
+    with ExitStack() as stack:
+        speculation = _create_speculation(
+            stack, settings, header, model, context, options, placement
+        )
+        if speculation is None:
+            stack.close()
+            stop_states(context)
+        yield speculation
+
+
+def _create_speculation(
+    stack: ExitStack,
+    settings: DraftSettings,
+    header: ModelHeader,
+    model: Model,
+    context: Context,
+    options: RunOptions,
+    placement: ModelPlacement,
+) -> Speculation | None:
+    """Do as `open_speculation`. `stack` closes what was opened."""
     output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
     if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS:
-        yield None
-        return
-    with ExitStack() as stack:
-        draft = (
-            stack.enter_context(_open_draft_model(settings.model, context, options, placement))
-            if settings.model and settings.method != EAGLE3
-            else None
+        return None
+    draft = (
+        stack.enter_context(_open_draft_model(settings.model, context, options, placement))
+        if settings.model and settings.method in ("auto", "model")
+        else None
+    )
+    eagle = (
+        stack.enter_context(
+            _open_eagle3(settings.model, header, context, options.reproducible, placement)
         )
-        eagle = (
-            stack.enter_context(
-                _open_eagle3(settings.model, header, context, options.reproducible, placement)
-            )
-            if settings.model and settings.method == EAGLE3
-            else None
+        if settings.model and settings.method == EAGLE3
+        else None
+    )
+    cost = measure_pass_cost(context, output_rows)
+    exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(placement)) else 0
+    max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
+    if not settings.measures and not _pays(cost, max_rows):
+        return None
+    uses_ngrams = settings.method in ("auto", "ngram") and (
+        settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0)
+    )
+    prediction = (
+        stack.enter_context(
+            open_prediction_context(model, context, prediction_options(context.options))
         )
-        cost = measure_pass_cost(context, output_rows)
-        exact_rows = cost.exact_rows if _can_be_exact(options, uses_gpu(placement)) else 0
-        max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
-        if not settings.measures and not _pays(cost, max_rows):
-            yield None  # and no drafter observes the passes
-            return
-        uses_ngrams = settings.method in ("auto", "ngram") and (
-            settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0)
-        )
-        prediction = (
-            stack.enter_context(
-                open_prediction_context(model, context, prediction_options(context.options))
-            )
-            if context.outputs_states
-            else None
-        )
-        heads = (
-            stack.enter_context(open_heads(settings.heads, header, options.threads or 1))
-            if settings.heads
-            else None
-        )
-        resources = DrafterResources(
-            uses_ngrams,
-            draft if settings.method in ("auto", "model") else None,
-            model,
-            (context, prediction) if prediction else None,
-            settings.method == "pool" or (settings.method == "auto" and uses_ngrams),
-            settings.method == "lookahead",
-            eagle,
-            (context, heads) if heads else None,
-        )
-        drafter_types = sorted(drafters().values(), key=lambda drafter_type: drafter_type.order)
-        created = tuple(
-            drafter for drafter_type in drafter_types if (drafter := drafter_type.create(resources))
-        )
-        speculation = Speculation(created, cost, max_rows, exact_rows, options.reproducible)
-        yield speculation if created else None
+        if context.outputs_states
+        else None
+    )
+    heads = (
+        stack.enter_context(open_heads(settings.heads, header, options.threads or 1))
+        if settings.heads
+        else None
+    )
+    resources = DrafterResources(
+        vocabulary=model,
+        uses_ngrams=uses_ngrams,
+        uses_pool=settings.method == "pool" or (settings.method == "auto" and uses_ngrams),
+        uses_lookahead=settings.method == "lookahead",
+        draft_model=draft,
+        prediction=(context, prediction) if prediction else None,
+        eagle=eagle,
+        heads=(context, heads) if heads else None,
+    )
+    drafter_types = sorted(drafters().values(), key=lambda drafter_type: drafter_type.order)
+    created = tuple(
+        drafter for drafter_type in drafter_types if (drafter := drafter_type.create(resources))
+    )
+    # Drafts that the user has not asked for do not change the answer of a seed.
+    is_reproducible = options.reproducible or not settings.is_requested
+    speculation = Speculation(created, cost, max_rows, exact_rows, is_reproducible)
+    return speculation if created else None
 
 
 def draft_file_options(draft: ModelHeader, context: ContextOptions) -> ContextOptions:

@@ -265,30 +265,32 @@ class Runner:
         return "on this machine a pass over several tokens costs as much as separate passes"
 
     @property
-    def has_prompt_lookup(self) -> bool:
-        """Return whether the model was loaded with prompt lookup: a drafter that guesses from
-        repetitions in the text.
-        """
+    def drafts_repetitions(self) -> bool:
+        """Return whether the model was loaded with a drafter that --ngram-draft switches."""
         speculation = self._speculation
         return speculation is not None and any(
-            drafter.name == PromptLookup.name for drafter in speculation.drafters
+            drafter.name in REPETITION_DRAFTERS for drafter in speculation.drafters
         )
 
     def set_ngram_draft(self, ngram: str) -> bool:
         """Use `ngram` (auto, on or off) as the value of --ngram-draft for later answers. Return
-        False, with nothing changed, when it is "on" but the model was loaded without prompt lookup.
+        False, with nothing changed, when it is "on" but the model was loaded without such drafters.
         """
         loaded = self._speculation
-        if ngram == "on" and not self.has_prompt_lookup:
+        if ngram == "on" and not self.drafts_repetitions:
             return False
         self.ngram_draft = ngram
-        if loaded and self.has_prompt_lookup:
-            uses_lookup = ngram == "on" or (ngram == "auto" and loaded.exact_rows > 0)
+        if loaded and self.drafts_repetitions:
+            is_named = self.drafting.method == PoolDrafter.name  # so "auto" is not left to llmcli
+            uses_repetitions = ngram == "on" or (
+                ngram == "auto" and (is_named or loaded.exact_rows > 0)
+            )
             others = tuple(
                 drafter for drafter in loaded.drafters if drafter.name not in REPETITION_DRAFTERS
             )
-            drafters = loaded.drafters if uses_lookup else others
-            max_rows = loaded.exact_rows if ngram == "auto" and not others else loaded.max_rows
+            drafters = loaded.drafters if uses_repetitions else others
+            only_exact = ngram == "auto" and not others and not is_named
+            max_rows = loaded.exact_rows if only_exact else loaded.max_rows
             speculation = (
                 replace(loaded, drafters=drafters, max_rows=max_rows) if drafters else None
             )

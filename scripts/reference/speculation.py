@@ -172,7 +172,7 @@ def stories_engine(
     """
     vocabulary = opened.vocabulary
     drafter: Drafter | None = None
-    resources = DrafterResources(False, None, vocabulary, uses_pool=True, uses_lookahead=True)
+    resources = DrafterResources(vocabulary, uses_pool=True, uses_lookahead=True)
     if way == "model":
         draft = stack.enter_context(open_model(files["Q4_0"], ON_HOST))
         options = ContextOptions(256, n_outputs=4)

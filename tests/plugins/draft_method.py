@@ -1,5 +1,6 @@
 """A draft method that guesses that the last token is repeated."""
 
+from collections.abc import Sequence as Tokens
 from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DrafterResources
@@ -55,10 +56,10 @@ class RepeatDrafts:
         """Return a draft of at most `count` tokens."""
         return Draft([self.token] * count)
 
-    def record_result(self, drafted: int, accepted: int) -> None:
+    def record_result(self, n_checked: int, n_right: int) -> None:
         """Do nothing, because the probability is fixed."""
 
-    def close(self) -> None:
+    def close(self, tokens: Tokens[int]) -> None:
         """Do nothing, because no resources are open."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.chat.display.answer_report import _describe_drafts
 from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
@@ -127,6 +128,27 @@ def test_ngram_drafts_are_switched_without_loading_the_model_again(
     ) as without:
         assert not without.set_ngram_draft("on")
         assert without.ngram_draft == "off"
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+def test_the_pool_is_switched_like_prompt_lookup(
+    cache_type: str, runner: Runner, monkeypatch: pytest.MonkeyPatch
+):
+    """A named method drafts with every cache. The timing line does not call it of no use when it is
+    switched off.
+    """
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
+    options = replace(runner.options, cache_type_k=cache_type, cache_type_v=cache_type)
+    options = replace(options, reproducible=False)
+    drafting = DraftSettings(method="pool")
+    with open_runner(runner.header.path, options, raw=True, drafting=drafting) as opened:
+        prompt, max_rows = opened.encode_text(PROMPT), opened.engine.resources.speculation.max_rows
+        for value, strategy in {"off": "plain", "on": "speculative", "auto": "speculative"}.items():
+            assert opened.set_ngram_draft(value)
+            assert opened.default_strategy() == strategy
+            found = answer(opened, GREEDY, opened.default_strategy(), prompt, 2)
+            assert bool(_describe_drafts(opened, found)) == (strategy == "speculative")
+        assert opened.engine.resources.speculation.max_rows == max_rows == 16
 
 
 def test_speculative_and_plain_answers_are_equal_beyond_the_context(runner: Runner):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from llmcli.bench.spec.speed_bound import SpeedBound, find_bound
 from llmcli.bench.spec.task_kinds import TaskKind
 from llmcli.bench.statistics.paired_test import Comparison, Design, estimate_ratio
-from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost, measure_pass_cost
+from llmcli.runtime.drafting.pass_cost import PassCost, measure_pass_cost
 from llmcli.runtime.requests.draft_counts import DraftCounts, sum_counts
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
@@ -26,23 +26,6 @@ from llmcli.types import Message
 
 CONFIDENCE = 0.95
 MIN_SPEED_TOKENS = 8  # a pair with a shorter answer has no meaningful speed
-ENDLESS_SECONDS = 1e9  # of a pass, beside which nothing else takes time
-
-
-class FreePasses(PassCost):
-    """Pass costs with which every draft seems to save time: a pass takes as long with many rows as
-    with one, and so long that guesses cost nothing. Passes that take place do not change them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(dict.fromkeys((1, *PASS_ROWS), ENDLESS_SECONDS))
-        self.switch_cost = 0.0
-
-    def record_pass(self, rows: int, seconds: float) -> None:
-        """Do nothing."""
-
-    def record_switch(self, seconds: float) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +86,11 @@ class MethodTrial:
         if memory.is_recurrent and memory.n_rs_seq:
             # more wrong guesses would need a checkpoint before each draft
             max_rows = min(max_rows, memory.n_rs_seq + 1)
-        self.longest = replace(speculation, pass_cost=FreePasses(), max_rows=max_rows)
+        # passes with the longest drafts do not change the cost with which the method decides
+        unused_cost = PassCost({1: 1.0})
+        self.longest = replace(
+            speculation, pass_cost=unused_cost, max_rows=max_rows, takes_longest=True
+        )
 
     @property
     def method(self) -> str:

@@ -274,7 +274,8 @@ def _describe_drafts(runner: Runner, answer: Answer) -> list[str]:
             f"{one.method} {one.n_right} of {one.n_guesses}" for one in answer.drafts
         )
         return [f"drafts: {counts} right, {answer.tokens_per_pass:.1f} tokens a pass"]
-    if not runner.drafting.is_requested or runner.draft_obstacle or len(answer.tokens) < 2:
+    is_drafting = runner.engine.resources.speculation is not None  # and not switched off since
+    if not runner.drafting.is_requested or not is_drafting or len(answer.tokens) < 2:
         return []
     return ["nothing drafted: no draft was expected to save time"]
 

@@ -19,14 +19,14 @@ SETTINGS = (
     ChatSetting(
         "ngram_draft",
         ANSWER_GROUP,
-        "draft tokens from repetitions in the text",
+        "draft tokens from repetitions in the text and in earlier answers",
         ", ".join(NGRAM_DRAFT_MODES),
         "auto",
         lambda chat: chat.runner.ngram_draft,
         _change,
         lambda chat: (
             NGRAM_DRAFT_MODES
-            if chat.runner.has_prompt_lookup
+            if chat.runner.drafts_repetitions
             else [word for word in NGRAM_DRAFT_MODES if word != "on"]
         ),
     ),

@@ -17,13 +17,13 @@ class Acceptance:
         self.hits: list[float] = []
         self.tries: list[float] = []
 
-    def record(self, drafted: int, accepted: int) -> None:
-        """Record a checked draft of `drafted` guesses, the first `accepted` of which were right."""
-        for depth in range(min(drafted, accepted + 1)):
+    def record(self, n_checked: int, n_right: int) -> None:
+        """Record `n_checked` checked guesses of a draft, the first `n_right` of which were right."""
+        for depth in range(min(n_checked, n_right + 1)):
             if depth == len(self.tries):
                 self.hits.append(0.0)
                 self.tries.append(0.0)
-            self.hits[depth] = self.hits[depth] * GUESS_DECAY + (depth < accepted)
+            self.hits[depth] = self.hits[depth] * GUESS_DECAY + (depth < n_right)
             self.tries[depth] = self.tries[depth] * GUESS_DECAY + 1
 
     def forget(self) -> None:

@@ -75,14 +75,14 @@ class DraftState(Protocol):
         """Return at most `count` guesses. The list is empty if the answer was cancelled."""
         ...
 
-    def record_result(self, drafted: int, accepted: int) -> None:
-        """Record the result of the last draft: the model checked `drafted` guesses, and the first
-        `accepted` of these were right.
+    def record_result(self, n_checked: int, n_right: int) -> None:
+        """Record the result of the last draft: the model checked its first `n_checked` guesses, and
+        the first `n_right` of these were right.
         """
         ...
 
-    def close(self) -> None:
-        """Free all resources at the end of the answer."""
+    def close(self, tokens: Rows[int]) -> None:
+        """Free all resources at the end of the answer. `tokens`: the whole text."""
         ...
 
 
@@ -102,23 +102,23 @@ class RowObserver(Protocol):
 class DrafterResources:
     """The things from which drafters are created.
 
+    - `vocabulary`: the vocabulary of the model.
     - `uses_ngrams`: whether to draft from repetitions in the text.
-    - `uses_lookahead`: whether to draft from the model's own parallel predictions.
     - `uses_pool`: whether to draft from the n-grams of earlier answers.
+    - `uses_lookahead`: whether to draft from the model's own parallel predictions.
     - `draft_model`: the context of the draft model and the cost of its passes; None without a draft
       model.
-    - `vocabulary`: the vocabulary of the model.
     - `prediction`: the context of the model, and that of its prediction layers; None if it has none.
     - `eagle`: the context of an EAGLE-3 draft; None without one.
     - `heads`: the context of the model, and the draft heads for it; None without heads.
     """
 
-    uses_ngrams: bool
-    draft_model: tuple[Context, PassCost] | None
     vocabulary: Vocabulary
-    prediction: tuple[Context, PredictionContext] | None = None
+    uses_ngrams: bool = False
     uses_pool: bool = False
     uses_lookahead: bool = False
+    draft_model: tuple[Context, PassCost] | None = None
+    prediction: tuple[Context, PredictionContext] | None = None
     eagle: EagleContext | None = None
     heads: tuple[Context, HeadGraph] | None = None
 

@@ -41,12 +41,14 @@ class DraftLength:
         pass_cost: PassCost,
         max_rows: int = PASS_ROWS[-1],
         max_free_guesses: float = math.inf,
+        takes_longest: bool = False,
     ) -> None:
         """`max_free_guesses`: the most guesses of a draft after which wrong ones are dropped for
-        nothing. After a longer draft with a wrong guess, the right ones are computed again.
+        nothing. A longer draft needs a checkpoint before it, and after a wrong guess the right ones
+        are computed again. `takes_longest`: make every draft as long as possible, whatever it costs.
         """
         self.pass_cost, self.max_rows = pass_cost, max_rows
-        self.max_free_guesses = max_free_guesses
+        self.max_free_guesses, self.takes_longest = max_free_guesses, takes_longest
         self.n_tokens, self.saved_tokens = 0, 0.0
         self.had_several_rows = False  # whether the last pass had several rows
         # plain tokens that the drafter may spend on reading the text, in proportion to the time
@@ -81,7 +83,7 @@ class DraftLength:
         reading_seconds: float = 0.0,
     ) -> None:
         """Record a pass of `rows` rows, which checked a draft and yielded `n_tokens` tokens in
-        `seconds`. Making the draft took `drafting_seconds` before the pass, which include
+        `seconds`. The draft took `drafting_seconds` outside the pass, which include
         `reading_seconds` for reading the text.
         """
         # other programs caused the time beyond this limit
@@ -103,17 +105,22 @@ class DraftLength:
         if n_tokens > 0:
             self.saved_tokens -= self.pass_cost.ratio(n_tokens + 1) - 1
 
-    def choose(self, guesses: DraftState, limit: float) -> int:
-        """Return how many tokens to draft with the drafter `guesses`, at most `limit`. Return 0
-        when no draft is expected to save time or is affordable.
-        """
-        return self.rate(guesses, limit)[1]
+    def record_unused(self, seconds: float) -> None:
+        """Record a draft that took `seconds` and was not checked, because it was empty or discarded."""
+        self.saved_tokens -= seconds / self.pass_cost.single_seconds
+
+    def refuse_checkpoints(self) -> None:
+        """Make only drafts whose wrong guesses are dropped for nothing from now on."""
+        self.max_rows = int(min(self.max_rows, self.max_free_guesses + 1))
 
     def rate(self, guesses: DraftState, limit: float) -> tuple[float, int]:
         """Return the expected gain of the best draft of the drafter `guesses`, and its number of
-        tokens as in `choose`. The gain is the speed of the pass in units of plain decoding.
+        tokens, at most `limit`. The number is 0 when no draft is expected to save time or is
+        affordable. The gain is the speed of the pass in units of plain decoding.
         """
         chances = guesses.chances(int(min(self.max_rows - 1, limit)))
+        if self.takes_longest:
+            return 1.0, len(chances)
         if not chances or not self.can_read(
             guesses.reading_seconds() / self.pass_cost.single_seconds
         ):
@@ -139,9 +146,11 @@ class DraftLength:
                 + guesses.cost_seconds(count) / self.pass_cost.single_seconds
                 + self.switch_cost
             )
-            if count > self.max_free_guesses:  # about half of them are right, if any is wrong
-                n_again = count // 2 + 1
-                cost += (1 - all_right) * (self.pass_cost.ratio(n_again + 1) - 1)
+            if count > self.max_free_guesses:
+                checkpoint = self.pass_cost.checkpoint_seconds / self.pass_cost.single_seconds
+                n_again = count // 2 + 1  # about half of them are right, if any is wrong
+                back = checkpoint + self.pass_cost.ratio(n_again + 1) - 1
+                cost += checkpoint + (1 - all_right) * back
             if expected > best * cost and self.can_afford(
                 cost if width == shortest else cost + short_cost, risk
             ):

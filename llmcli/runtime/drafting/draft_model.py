@@ -10,6 +10,7 @@ saved that time.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
 from time import perf_counter
 from typing import ClassVar, Protocol
 
@@ -182,10 +183,10 @@ class ModelDrafts:
             self.model.read_seconds = (perf_counter() - start_time) / (at - start)
         return row
 
-    def record_result(self, drafted: int, accepted: int) -> None:
-        self.model.acceptance.record(drafted, accepted)
+    def record_result(self, n_checked: int, n_right: int) -> None:
+        self.model.acceptance.record(n_checked, n_right)
 
-    def close(self) -> None:
+    def close(self, tokens: Tokens[int]) -> None:
         """Free the sampler chain."""
         self.guesser.close()
 

@@ -7,6 +7,8 @@ after each pass, those of answers before the next draft. The cache has the text 
 several answers run, nothing is drafted, and the cache starts again behind them.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Tokens
 from time import perf_counter
 from typing import ClassVar
 
@@ -30,12 +32,13 @@ MAX_PENDING_ROWS = 64
 MIN_PROBABILITY = 0.4
 
 
-class HiddenStateDrafter:
+class HiddenStateDrafter(ABC):
     """A drafter whose layers read the hidden states of the model, and those of their own.
 
-    The pending rows are those of the text that the model has computed and the layers have not.
-    `first` is the position of the first of them. `before` is the state of the row before, or None if
-    that row is unknown and the layers leave out the row after it.
+    The model has computed the `tokens` from position `offset` on while the drafter observed it. The
+    layers have computed those before position `first`. The others are pending, and `states` has what
+    the model gave for them. `before` is the state of the row before `first`: zeros if it is unknown,
+    or None if the layers leave out the row at `first`.
     """
 
     draws: ClassVar[bool] = True
@@ -47,17 +50,23 @@ class HiddenStateDrafter:
         self.acceptance = Acceptance()
         self.guess_seconds = self._measure()
         self.sequence = -1  # the sequence of the target whose text is in the cache
-        self.tokens: list[int] = []  # of the pending rows
-        self.states: list[States] = []  # what the model gave for them
-        self.first = 0
+        self.offset, self.first = 0, 0
+        self.tokens: list[int] = []
+        self.states: list[States] = []
         self.before = self._first_state()
+        # the last answer that was compared, and how many of `tokens` are known to be those of its text
+        self.answer: HiddenStateDrafts | None = None
+        self.n_compared = 0
+        self.has_failed = (
+            False  # whether llama.cpp could not compute the layers; then nothing is drafted
+        )
         target.on_computed = self.observe
 
+    @abstractmethod
     def read_states(self, count: int) -> States:
         """Return a copy of what the layers need of the first `count` rows of the model's last pass,
         `[count, numbers]`.
         """
-        raise NotImplementedError
 
     def encode(self, states: States) -> States:
         """Return the hidden states `[rows, n_embd]` of rows of `read_states`. At most `n_batch` rows
@@ -90,41 +99,67 @@ class HiddenStateDrafter:
         """Keep the hidden states of a pass of the model. The layers compute them at once if there
         are many.
         """
+        if self.has_failed:
+            return
         first, position, count = rows.sequences[0], rows.positions[0], len(rows)
         if any(sequence != first for sequence in rows.sequences):
-            self._begin(-1, 0)
+            self.forget_text()
             return
         states = self.read_states(count)
-        if first != self.sequence or position > self.first + len(self.tokens):
+        is_known = self.offset <= position <= self.offset + len(self.tokens)
+        if first != self.sequence or not is_known:
             self._begin(first, position)
-        if position < self.first:  # the text was cut
-            self._begin_again(position)
-        keep = position - self.first
-        del self.tokens[keep:], self.states[keep:]
+        self._cut(position)
         self.tokens += rows.tokens
         self.states += list(states)
-        if len(self.tokens) <= MAX_PENDING_ROWS:
+        if len(self.states) <= MAX_PENDING_ROWS:
             return
         # The pass of the model is complete, whatever happens here.
         try:
-            self.catch_up(len(self.tokens))
+            self.catch_up(len(self.states))
         except Aborted:
             self.context.cut(self.first)  # the other rows stay pending
-        except (NoSlot, UserError):
-            self._begin(-1, 0)
+        except NoSlot:
+            self.forget_text()
+        except UserError:
+            self.has_failed = True
+
+    def compare(self, answer: "HiddenStateDrafts", sequence: Sequence) -> None:
+        """Forget the rows that are not those of an answer's text. Without a pass, its slot may have got
+        a text from host memory or another slot, or its cells may have been moved.
+        """
+        if self.answer is not answer:
+            self.answer, self.n_compared = answer, 0
+        if self.sequence != sequence.slot:
+            return
+        text, offset, count = sequence.tokens, self.offset, self.n_compared
+        # The last token has no row yet; what was computed there is a wrong guess.
+        limit = min(len(self.tokens), len(text) - 1 - offset)
+        while count < limit and self.tokens[count] == text[offset + count]:
+            count += 1
+        if count < limit:
+            self._cut(offset + count)
+        self.n_compared = count
+
+    def forget_text(self) -> None:
+        """Forget all rows. The next pass begins a text."""
+        self._begin(-1, 0)
 
     def _begin(self, sequence: int, position: int) -> None:
         """Forget the text, and start at a position of a sequence."""
         self.context.cut(0)
-        self.sequence, self.first, self.before = sequence, position, self._first_state()
-        self.tokens, self.states = [], []
+        self.sequence, self.before = sequence, self._first_state()
+        self.offset = self.first = position
+        self.tokens, self.states, self.n_compared = [], [], 0
 
-    def _begin_again(self, position: int) -> None:
-        """Go back to an earlier position, at which the state before it is not known any more."""
-        self.context.cut(position)
-        self.first = position
-        self.before = self._no_state() if self.context.has_cells else self._first_state()
-        self.tokens, self.states = [], []
+    def _cut(self, position: int) -> None:
+        """Forget the rows from `position` on, which is not before `offset`."""
+        if position < self.first:  # the state before is not known any more
+            self.context.cut(position)
+            self.first, self.states = position, []
+            self.before = self._no_state() if self.context.has_cells else self._first_state()
+        del self.tokens[position - self.offset :], self.states[position - self.first :]
+        self.n_compared = min(self.n_compared, len(self.tokens))
 
     def catch_up(self, count: int) -> None:
         """Compute the first `count` pending rows. Rows that were computed before an interruption are
@@ -134,13 +169,14 @@ class HiddenStateDrafter:
         while count:
             n_rows = min(count, self.context.n_batch)
             states = self.encode(np.stack(self.states[:n_rows]))
-            n_skipped = int(self.before is None)
+            n_skipped, at = int(self.before is None), self.first - self.offset
             before = states[:-1] if self.before is None else np.vstack([self.before, states[:-1]])
             if n_rows > n_skipped:
-                self.context.predict(self.tokens[n_skipped:n_rows], self.first + n_skipped, before)
+                tokens = self.tokens[at + n_skipped : at + n_rows]
+                self.context.predict(tokens, self.first + n_skipped, before)
             self.before = states[-1]
             self.first += n_rows
-            del self.tokens[:n_rows], self.states[:n_rows]
+            del self.states[:n_rows]
             count -= n_rows
 
 
@@ -154,10 +190,12 @@ class HiddenStateDrafts:
 
     def follow(self, sequence: Sequence) -> None:
         self.sequence = sequence
+        self.drafter.compare(self, sequence)
         self.drafter.acceptance.forget()
 
     def on_context_shift(self) -> None:
-        """Do nothing: the passes over the shortened text are observed as all others."""
+        """Forget the text, because cells may have moved to other positions."""
+        self.drafter.forget_text()
 
     @property
     def _n_unread(self) -> int | None:
@@ -165,15 +203,12 @@ class HiddenStateDrafts:
         drafter, sequence = self.drafter, self.sequence
         assert sequence
         count = len(sequence.tokens) - 1 - drafter.first
-        if drafter.sequence != sequence.slot or not 0 <= count <= len(drafter.tokens):
+        if drafter.sequence != sequence.slot or not 0 <= count <= len(drafter.states):
             return None
-        if not count and drafter.before is None:
-            return None
-        text = sequence.tokens[drafter.first : drafter.first + count]
-        return count if drafter.tokens[:count] == text else None
+        return count if count or drafter.before is not None else None
 
     def chances(self, count: int) -> list[float]:
-        if self._n_unread is None:
+        if self.drafter.has_failed or self._n_unread is None:
             return []
         assert self.sequence
         room = self.drafter.context.n_ctx - len(self.sequence.tokens)
@@ -188,7 +223,7 @@ class HiddenStateDrafts:
 
     def draft(self, count: int) -> Draft:
         """Compute the pending rows of the text, and then guess up to `count` tokens. The draft ends
-        early where the layers are not sure. It is empty if it was interrupted.
+        early where the layers are not sure. It is empty if it was interrupted, or if llama.cpp fails.
         """
         drafter, sequence = self.drafter, self.sequence
         assert sequence
@@ -214,15 +249,16 @@ class HiddenStateDrafts:
                 text = [*sequence.tokens, *guesses]
                 token, position = self.guesser.choose_token(row, text, distributions), position + 1
                 guesses.append(token)
-        except (Aborted, NoSlot, UserError):
+        except (Aborted, NoSlot, UserError) as error:
             guesses, distributions = [], []
+            drafter.has_failed = isinstance(error, UserError)
         drafter.context.cut(drafter.first)
         return Draft(guesses, distributions or None)
 
-    def record_result(self, drafted: int, accepted: int) -> None:
-        self.drafter.acceptance.record(drafted, accepted)
+    def record_result(self, n_checked: int, n_right: int) -> None:
+        self.drafter.acceptance.record(n_checked, n_right)
 
-    def close(self) -> None:
+    def close(self, tokens: Tokens[int]) -> None:
         """Free the sampler chain."""
         self.guesser.close()
 

@@ -106,10 +106,10 @@ class LookaheadDrafts:
         """Return `count` guesses."""
         return Draft(self.guess(count))
 
-    def record_result(self, drafted: int, accepted: int) -> None:
-        self.acceptance.record(drafted, accepted)
+    def record_result(self, n_checked: int, n_right: int) -> None:
+        self.acceptance.record(n_checked, n_right)
 
-    def close(self) -> None:
+    def close(self, tokens: Rows[int]) -> None:
         """Do nothing, because there are no resources to free."""
 
 

@@ -160,12 +160,12 @@ class NgramDrafts:
             guesses.append(self.tokens[position] if position < end else guesses[position - end])
         return Draft(guesses)
 
-    def record_result(self, drafted: int, accepted: int) -> None:
+    def record_result(self, n_checked: int, n_right: int) -> None:
         """Do nothing, because `follow` already counts whether each token continued the
         repetition.
         """
 
-    def close(self) -> None:
+    def close(self, tokens: Tokens[int]) -> None:
         """Do nothing, because there are no resources to free."""
 
 

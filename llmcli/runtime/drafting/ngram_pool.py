@@ -12,6 +12,7 @@ Source: llama.cpp, common/ngram-mod.cpp, whose table is shared by the slots of i
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence as Tokens
 from typing import ClassVar
 
 import numpy as np
@@ -40,7 +41,7 @@ class NgramPool:
         self._tokens = np.full(POOL_ENTRIES, NO_TOKEN, np.int32)
         self.acceptance = Acceptance()
 
-    def add(self, tokens: list[int]) -> None:
+    def add(self, tokens: Tokens[int]) -> None:
         """Add all n-grams of a text."""
         if len(tokens) <= KEY_TOKENS:
             return
@@ -82,11 +83,12 @@ class PoolDrafter:
 
     def start(self, request: Request, seed: int) -> "PoolDrafts":
         """Return the state for a new answer, with the pool of its client."""
-        pool = self._pools.setdefault(request.client, NgramPool())
+        if request.client not in self._pools:
+            self._pools[request.client] = NgramPool()
         self._pools.move_to_end(request.client)
         while len(self._pools) > MAX_POOLS:
             self._pools.popitem(last=False)
-        return PoolDrafts(pool)
+        return PoolDrafts(self._pools[request.client])
 
 
 class PoolDrafts:
@@ -104,17 +106,19 @@ class PoolDrafts:
     def on_context_shift(self) -> None:
         """Do nothing: only the last tokens matter."""
 
-    def chances(self, count: int) -> list[float]:
-        if len(self.tokens) < KEY_TOKENS:
-            return []
+    def _guess(self, count: int) -> list[int]:
+        """Return at most `count` guesses."""
         text = [*self.tokens[-KEY_TOKENS:], *self.guesses]
-        while len(self.guesses) < count:
+        while len(text) >= KEY_TOKENS and len(self.guesses) < count:
             token = self.pool.next_token(text)
             if token == NO_TOKEN:
                 break
             self.guesses.append(token)
             text.append(token)
-        return self.pool.acceptance.chances(min(count, len(self.guesses)))
+        return self.guesses[:count]
+
+    def chances(self, count: int) -> list[float]:
+        return self.pool.acceptance.chances(len(self._guess(count)))
 
     def cost_seconds(self, count: int) -> float:
         return 0.0
@@ -124,15 +128,14 @@ class PoolDrafts:
 
     def draft(self, count: int) -> Draft:
         """Return the first `count` guesses."""
-        self.chances(count)
-        return Draft(self.guesses[:count])
+        return Draft(self._guess(count))
 
-    def record_result(self, drafted: int, accepted: int) -> None:
-        self.pool.acceptance.record(drafted, accepted)
+    def record_result(self, n_checked: int, n_right: int) -> None:
+        self.pool.acceptance.record(n_checked, n_right)
 
-    def close(self) -> None:
+    def close(self, tokens: Tokens[int]) -> None:
         """Add the text to the pool."""
-        self.pool.add(self.tokens)
+        self.pool.add(tokens)
 
 
 DRAFTERS = (PoolDrafter,)

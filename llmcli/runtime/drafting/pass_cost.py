@@ -54,6 +54,8 @@ class PassCost:
 
     - `switch_cost`: the additional time of the first pass of one row after a pass of several rows,
       as a fraction of `single_seconds`. llama.cpp then builds its graph again.
+    - `checkpoint_seconds`: the time of taking a checkpoint before a draft, and of going back to it;
+      0 until one was taken.
     - `exact_rows`: up to this many rows in a pass, each row had bit-equal logits to a pass of one
       row.
 
@@ -66,7 +68,7 @@ class PassCost:
     def __init__(self, seconds: Mapping[int, float], exact_rows: int = 0) -> None:
         """`seconds`: the measured seconds of a pass for some numbers of rows, including one row."""
         self.single_seconds, self.exact_rows = seconds[1], exact_rows
-        self.switch_cost = INITIAL_SWITCH_COST
+        self.switch_cost, self.checkpoint_seconds = INITIAL_SWITCH_COST, 0.0
         self.ratios = {
             rows: max(1.0, duration / self.single_seconds) for rows, duration in seconds.items()
         }
@@ -136,6 +138,13 @@ class PassCost:
             min(max(0.0, seconds / self.single_seconds - 1), 2 * INITIAL_SWITCH_COST)
             - self.switch_cost
         )
+
+    def record_checkpoint(self, seconds: float) -> None:
+        """Update `checkpoint_seconds` by a checkpoint that took `seconds`. At most twice the expected
+        time counts.
+        """
+        expected = self.checkpoint_seconds or seconds
+        self.checkpoint_seconds = expected + SPEED_WEIGHT * (min(seconds, 2 * expected) - expected)
 
 
 def _round_up(rows: int) -> int:

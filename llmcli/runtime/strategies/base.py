@@ -28,12 +28,13 @@ class Speculation:
     """The drafters and limits of speculative decoding. A row is one token that a forward pass
     computes.
 
-    - `drafters`: tried in this order until one offers guesses that pay.
+    - `drafters`: the one with the largest expected gain drafts; of equal ones, the first.
     - `pass_cost`: the measured time of a pass by its number of rows.
     - `max_rows`: the maximum number of rows in a pass.
     - `exact_rows`: in a pass of at most this many rows, every row has bit for bit the logits that
       it would have in a pass by itself.
     - `is_reproducible`: the answer must not depend on the guesses or on measured speed.
+    - `takes_longest`: every draft is as long as possible, even where it costs time.
     """
 
     drafters: tuple[Drafter, ...]
@@ -41,6 +42,7 @@ class Speculation:
     max_rows: int
     exact_rows: int = 0
     is_reproducible: bool = False
+    takes_longest: bool = False
 
 
 NO_SPECULATION = Speculation((), PassCost({1: 1.0}), 1)

@@ -51,8 +51,8 @@ class SpeculativeStrategy(GuidedStrategy):
         )
         draft_request = request
         if uses_rejection and speculation.is_reproducible:
-            # In reproducible mode only the chain's own draw may confirm a guess, so the drafters
-            # guess the likeliest token.
+            # Only the chain's own draw may confirm a guess, so the drafters guess the likeliest
+            # token.
             uses_rejection, draft_request = (
                 False,
                 replace(request, sampling=request.sampling.with_values({"temp": 0})),
@@ -68,15 +68,19 @@ class SpeculativeStrategy(GuidedStrategy):
         self.chain = self.rejection_chain or self.chain
         self.ledger = resources.ledger
         self.draft_length = DraftLength(
-            speculation.pass_cost, speculation.max_rows, _max_free_guesses(self.ledger.memory)
+            speculation.pass_cost,
+            speculation.max_rows,
+            _max_free_guesses(self.ledger.memory),
+            speculation.takes_longest,
         )
         self.drafters = [drafter.start(draft_request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
-        # the drafter's state, its draft, and the seconds that drafting took
+        # the state of the drafter, its draft, and the seconds that this took, of a draft that was not
+        # checked yet
         self.last_draft: tuple[DraftState, Draft, float] | None = None
         self.tallies = [DraftTally(drafter.name) for drafter in speculation.drafters]
         self.n_passes = 0  # passes after the first token
-        # False once the cells of wrong guesses could not be dropped; then drafting stops
+        # False once no cells of wrong guesses can be dropped; then drafting stops
         self.can_drop_cells = True
         # tokens of the slot before the present draft, and whether a checkpoint there is needed for
         # this draft only
@@ -96,6 +100,9 @@ class SpeculativeStrategy(GuidedStrategy):
             events, finish = self._verify(sequence, rows, pass_seconds)
         else:
             events, finish = super().accept(sequence, rows, pass_seconds)
+            if self.last_draft:  # it was empty, or the engine has discarded it
+                self.draft_length.record_unused(self.last_draft[2])
+                self.last_draft = None
             if self.pass_rows == 1:
                 self.draft_length.record_single(pass_seconds)
             elif not self.pass_rows:
@@ -124,24 +131,33 @@ class SpeculativeStrategy(GuidedStrategy):
             gain, length = self.draft_length.rate(candidate, limit)
             if length and gain > best_gain:
                 best_gain, count, drafter = gain, length, candidate
-        if drafter is None or not self._secure_return(sequence.slot, count):
+        if drafter is None:
             return
         start_time = perf_counter()
+        count = self._secure_return(sequence.slot, count)
+        if not count:
+            return
         draft = drafter.draft(count)
         sequence.draft = list(draft.tokens)
         self.last_draft = drafter, draft, perf_counter() - start_time
 
-    def _secure_return(self, slot: int, count: int) -> bool:
-        """Make sure that the cells of up to `count` wrong guesses can be dropped, with a checkpoint
-        if necessary. Return False when that is impossible; then nothing is drafted any more.
+    def _secure_return(self, slot: int, count: int) -> int:
+        """Return how many of `count` wrong guesses can be dropped, all of them after a checkpoint if
+        necessary. Without room for one, later drafts are so short that they need none.
         """
         ledger = self.ledger
         self._drop_draft_checkpoint(slot)
         self.n_before_draft = len(ledger.tokens[slot])
-        if not ledger.can_return(slot, count):
-            self.has_draft_checkpoint = ledger.take_checkpoint(slot)
-            self.can_drop_cells = self.has_draft_checkpoint
-        return self.can_drop_cells
+        if ledger.can_return(slot, count):
+            return count
+        start_time = perf_counter()
+        self.has_draft_checkpoint = ledger.take_checkpoint(slot)
+        if self.has_draft_checkpoint:
+            self.draft_length.pass_cost.record_checkpoint(perf_counter() - start_time)
+            return count
+        self.draft_length.refuse_checkpoints()
+        self.can_drop_cells = self.draft_length.max_rows > 1
+        return min(count, self.draft_length.max_rows - 1)
 
     def _drop_draft_checkpoint(self, slot: int) -> None:
         """Drop the checkpoint that was taken for the last draft."""
@@ -157,7 +173,7 @@ class SpeculativeStrategy(GuidedStrategy):
         same as `accept`.
         """
         assert self.last_draft
-        drafter, draft, drafting_seconds = self.last_draft
+        (drafter, draft, drafting_seconds), self.last_draft = self.last_draft, None
         guessed, sequence.draft = sequence.draft, []  # the engine may have shortened the draft
         pass_logits = list(islice(rows, len(guessed) + 1))
         last_token = sequence.tokens[-1]
@@ -177,18 +193,20 @@ class SpeculativeStrategy(GuidedStrategy):
                 break
         if isinstance(drafter, RowObserver):
             drafter.observe_rows([last_token, *guessed], pass_logits, n_right)
+        start_time = perf_counter()
         self._drop_wrong_guesses(sequence, start + n_right)
+        return_seconds = perf_counter() - start_time
         # a token that differs from the guess has checked it, too
         n_checked = min(len(guessed), n_right + (n_agreed < len(new_tokens)))
         self.tallies[self.drafters.index(drafter)].record(
             len(guessed), n_checked, n_right, max(0.0, drafting_seconds - draft.reading_seconds)
         )
-        drafter.record_result(len(guessed), n_right)
+        drafter.record_result(n_checked, n_right)
         self.draft_length.record_draft(
             len(guessed) + self.pass_rows,
             max(1, len(events)),
             pass_seconds,
-            drafting_seconds,
+            drafting_seconds + return_seconds,
             draft.reading_seconds,
         )
         return _share_times(sequence, events, previous_time, pass_seconds), finish
@@ -223,7 +241,7 @@ class SpeculativeStrategy(GuidedStrategy):
         if sequence.slot >= 0:
             self._drop_draft_checkpoint(sequence.slot)
         for drafter in self.drafters:
-            drafter.close()
+            drafter.close(sequence.tokens)
         return super().finish(sequence, finish)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from llmcli.bench.spec.measure import (
-    FreePasses,
     MethodTrial,
     compare_speeds,
     join_costs,
@@ -131,14 +130,14 @@ def test_the_longest_drafts_are_made_even_where_they_cost_too_much():
     longest = trial.drafted_longest("one", "b")
     assert longest.text == REPLY.decode()
     (counts,) = longest.drafts
-    assert counts.n_drafts == len(drafter.results)
+    assert counts.n_drafts == len(drafter.results) == len(drafter.lengths)
     assert len(counts.guesses) == 15
     assert counts.n_right == sum(accepted for _, accepted in drafter.results)
     assert [answer.cached_tokens for answer in (plain, drafted, longest)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("chance", [0.06, 0.5, 1.0])
-def test_free_passes_always_pay(chance: float):
+@pytest.mark.parametrize("chance", [0.01, 0.5, 1.0])
+def test_the_longest_drafts_do_not_depend_on_chances(chance: float):
     drafter = Knowing(REPLY, 0.0, chance=chance)
     runner = fake_runner(speak, n_ctx=512)
     trial = MethodTrial(runner, Speculation((drafter,), Steady(EXPENSIVE), 16), 64)
@@ -146,7 +145,6 @@ def test_free_passes_always_pay(chance: float):
     assert longest.text == REPLY[:64].decode()
     # no draft is made for the last token, which needs no guess
     assert longest.drafts[0].n_drafts == longest.n_passes - 1
-    assert FreePasses()(16) == FreePasses()(1)
 
 
 def test_recurrent_state_limits_the_longest_drafts():

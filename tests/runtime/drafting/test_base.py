@@ -120,6 +120,11 @@ def test_the_chance_follows_how_often_repetitions_continued():
     assert drafts.chance(40) == pytest.approx(LENGTH_CLASSES[-1][1])
 
 
+def choose(draft_length: DraftLength, guesses: "FixedChance", limit: float) -> int:
+    """Return the number of tokens of the best draft."""
+    return draft_length.rate(guesses, limit)[1]  # type: ignore[arg-type]
+
+
 class FixedChance:
     """A drafter state that reports the same chance for each guess. `cost`: seconds per guess.
     `reading`: seconds for reading the text.
@@ -148,20 +153,20 @@ SLOW_MACHINE = {1: 1.0, 4: 2.7, 8: 4.57, 12: 6.67, 16: 7.78}
 def test_the_length_with_the_largest_expected_gain_is_chosen(chance: float, rows: int):
     draft_length = DraftLength(Steady(SLOW_MACHINE))
     draft_length.saved_tokens, draft_length.had_several_rows = 100.0, True
-    assert draft_length.choose(FixedChance(chance), 100) == max(0, rows - 1)
+    assert choose(draft_length, FixedChance(chance), 100) == max(0, rows - 1)
 
 
 def test_after_a_single_row_a_draft_must_also_pay_for_the_switch():
     draft_length = DraftLength(Steady(SLOW_MACHINE))
     draft_length.saved_tokens = 100.0
-    assert draft_length.choose(FixedChance(0.8), 100) == 0
+    assert choose(draft_length, FixedChance(0.8), 100) == 0
 
 
 def test_the_drafter_s_cost_makes_drafts_shorter():
     draft_length = DraftLength(Steady(CHEAP))
-    assert draft_length.choose(FixedChance(0.95), 100) == 15
-    assert 0 < draft_length.choose(FixedChance(0.95, cost=0.3), 100) < 15
-    assert draft_length.choose(FixedChance(0.95, cost=2.0), 100) == 0
+    assert choose(draft_length, FixedChance(0.95), 100) == 15
+    assert 0 < choose(draft_length, FixedChance(0.95, cost=0.3), 100) < 15
+    assert choose(draft_length, FixedChance(0.95, cost=2.0), 100) == 0
 
 
 @pytest.mark.parametrize(("chance", "tries"), [(0.85, 1), (1.0, 2)])
@@ -171,7 +176,7 @@ def test_the_loss_is_limited_to_a_short_draft_or_a_share_of_the_answer_plus_savi
     draft_length = DraftLength(Steady(SLOW_MACHINE))
     first, lost, had_draft = tries * (SLOW_MACHINE[4] - 1 + INITIAL_SWITCH_COST), 0.0, False
     for _ in range(600):
-        count = draft_length.choose(FixedChance(chance), 100)  # all guesses will be wrong
+        count = choose(draft_length, FixedChance(chance), 100)  # all guesses will be wrong
         if count:
             rows = count + 1
             draft_length.record_draft(rows, 1, SLOW_MACHINE[rows], 0.0)
@@ -182,7 +187,7 @@ def test_the_loss_is_limited_to_a_short_draft_or_a_share_of_the_answer_plus_savi
         assert lost <= max(first, MAX_LOSS_SHARE * (draft_length.n_tokens + 1)) + 1e-9
     assert lost > first
     draft_length.saved_tokens = 10.0
-    assert draft_length.choose(FixedChance(1.0), 100) == 15
+    assert choose(draft_length, FixedChance(1.0), 100) == 15
 
 
 # T(m) on two fast cores, where a wrong long draft costs as much as one draft may lose
@@ -192,39 +197,51 @@ FAST_MACHINE = {1: 1.0, 4: 1.8, 8: 2.35, 12: 3.2, 16: 4.0}
 def test_after_a_wrong_long_draft_a_short_one_is_tried():
     draft_length = DraftLength(Steady(FAST_MACHINE))
     for rows in (8, 4):
-        assert draft_length.choose(FixedChance(0.95), 100) == rows - 1
+        assert choose(draft_length, FixedChance(0.95), 100) == rows - 1
         draft_length.record_draft(rows, 1, FAST_MACHINE[rows], 0.0)
-    assert draft_length.choose(FixedChance(0.95), 100) == 0
+    assert choose(draft_length, FixedChance(0.95), 100) == 0
     successful = DraftLength(Steady(FAST_MACHINE))
     successful.record_draft(4, 4, FAST_MACHINE[4], 0.0)
-    assert successful.choose(FixedChance(0.95), 100) > 3
+    assert choose(successful, FixedChance(0.95), 100) > 3
 
 
 def test_a_pass_slowed_down_by_another_program_does_not_end_drafting():
     draft_length = DraftLength(PassCost(FAST_MACHINE))
     draft_length.record_draft(4, 4, 100.0, 0.0)
-    assert draft_length.choose(FixedChance(0.95), 100) > 0
+    assert choose(draft_length, FixedChance(0.95), 100) > 0
 
 
 def test_the_drafter_reads_the_text_only_if_that_is_short_compared_with_the_prompt():
     short, long = DraftLength(Steady(CHEAP)), DraftLength(Steady(CHEAP))
     short.record_prompt(10.0)
     long.record_prompt(1000.0)
-    assert short.choose(FixedChance(1.0, reading=10.0), 100) == 0
-    assert long.choose(FixedChance(1.0, reading=10.0), 100) == 15
+    assert choose(short, FixedChance(1.0, reading=10.0), 100) == 0
+    assert choose(long, FixedChance(1.0, reading=10.0), 100) == 15
     long.record_draft(16, 1, 1.0, 10.0, 10.0)
     assert long.saved_tokens == pytest.approx(
         -INITIAL_SWITCH_COST
     )  # reading was paid from the prompt's budget
-    assert long.choose(FixedChance(1.0, reading=20.0), 100) == 0
+    assert choose(long, FixedChance(1.0, reading=20.0), 100) == 0
     long.saved_tokens = 10.0
-    assert long.choose(FixedChance(1.0, reading=20.0), 100) == 15
+    assert choose(long, FixedChance(1.0, reading=20.0), 100) == 15
 
 
 def test_the_length_of_a_draft_is_limited():
-    assert DraftLength(Steady(CHEAP)).choose(FixedChance(1.0), 2) == 2
-    assert DraftLength(Steady(CHEAP)).choose(FixedChance(1.0), 0) == 0
-    assert DraftLength(Steady(CHEAP), max_rows=4).choose(FixedChance(1.0), 100) == 3
+    assert choose(DraftLength(Steady(CHEAP)), FixedChance(1.0), 2) == 2
+    assert choose(DraftLength(Steady(CHEAP)), FixedChance(1.0), 0) == 0
+    assert choose(DraftLength(Steady(CHEAP), max_rows=4), FixedChance(1.0), 100) == 3
+
+
+def test_a_draft_with_a_checkpoint_must_also_pay_for_it():
+    cost = Steady(CHEAP)
+    draft_length = DraftLength(cost, max_free_guesses=3)
+    draft_length.saved_tokens = 100.0
+    assert choose(draft_length, FixedChance(0.99), 100) == 15
+    cost.record_checkpoint(12.0)
+    assert choose(draft_length, FixedChance(0.99), 100) == 3
+    draft_length.refuse_checkpoints()
+    cost.checkpoint_seconds = 0.0
+    assert choose(draft_length, FixedChance(0.99), 100) == 3
 
 
 def test_costs_of_other_numbers_of_rows_are_interpolated():
@@ -290,13 +307,13 @@ def test_a_measurement_that_was_slowed_down_does_not_prevent_drafting():
     corrects the cost.
     """
     pass_cost = PassCost({1: 1.0, 4: 3.3, 8: 6.0})
-    assert DraftLength(pass_cost).choose(FixedChance(0.9), 100) == 3
+    assert choose(DraftLength(pass_cost), FixedChance(0.9), 100) == 3
     for _ in range(2):
         pass_cost.record_pass(4, 2.0)
         pass_cost.single_seconds = 1.0
     assert pass_cost.ratio(4) < 2.5
     assert pass_cost.ratio(8) < 5  # corrected by the same factor
-    assert DraftLength(pass_cost).choose(FixedChance(0.9), 100) >= 3
+    assert choose(DraftLength(pass_cost), FixedChance(0.9), 100) >= 3
 
 
 def test_if_several_rows_are_expensive_only_one_short_draft_is_tried():
@@ -304,7 +321,7 @@ def test_if_several_rows_are_expensive_only_one_short_draft_is_tried():
     draft_length = DraftLength(pass_cost)
     tried = 0
     for _ in range(400):
-        if draft_length.choose(FixedChance(0.9), 100):
+        if choose(draft_length, FixedChance(0.9), 100):
             tried += 1
             draft_length.record_draft(4, 4, 3.3, 0.0)
         else:

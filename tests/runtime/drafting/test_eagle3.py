@@ -3,8 +3,7 @@ paper's equations, and files that llama.cpp would abort at are refused.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,33 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime import reproducible
+from llmcli.runtime.binding.contexts import eagle_context
 from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.eagle3 import EagleDrafter
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
-from llmcli.runtime.requests.request import Answer, Request, RunOptions
-from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.requests.context_overflow import AttentionSinks
+from llmcli.runtime.runner import Runner
 from quant.convert import checkpoint_source
 from quant.model_file.read_header import read_header
 from quant.quantize import plan, write
 from tests.fixtures.cli import Done
 from tests.fixtures.eagle3_oracle import Oracle
+from tests.fixtures.small_runner import (
+    answer,
+    check_drafted_cells,
+    check_only_lone_answers_are_drafted,
+    draft_always,
+    ids,
+    make_request,
+    open_small,
+)
 from tests.quant import predicting_checkpoint, tiny_gguf
 
 PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 300, 150))
+PROMPTS = (PROMPT, PROMPT[:40], PROMPT)
 EVEN_TOKENS = np.arange(0, 300, 2)
 # forms of drafts: with a small vocabulary, with the target's output, and with all weights
 FORMS: dict[str, dict[str, Any]] = {
@@ -63,54 +71,10 @@ def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
 
 
-@contextmanager
-def open_small(
-    path: Path,
-    drafting: DraftSettings,
-    slots: int = 1,
-    ctx_size: int = 512,
-    is_reproducible: bool = False,
-) -> Iterator[Runner]:
-    options = RunOptions(ctx_size=ctx_size, threads=1, batch_size=128, ubatch_size=128)
-    if is_reproducible:
-        options = reproducible.with_required_options(options)
-    with open_runner(path, options, slots=slots, drafting=drafting) as runner:
-        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=1 << 28)
-        yield runner
-
-
-def make_request(
-    runner: Runner, prompt: tuple[int, ...] = PROMPT, count: int = 40, **settings: float
-) -> Request:
-    return Request(
-        prompt,
-        default_sampling().with_values({"temp": 0, **settings}),
-        max_tokens=count,
-        strategy=runner.default_strategy(),
-        ignore_eos=True,
-        allow_repetition=True,
-    )
-
-
-def answer(runner: Runner, *arguments: Any, **settings: Any) -> Answer:
-    stream = runner.reply(make_request(runner, *arguments, **settings))
-    list(stream)
-    runner.engine.check()
-    return stream.answer
-
-
-def ids(found: Answer) -> list[int]:
-    return [token.id for token in found.tokens]
-
-
 def always_drafts(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> EagleDrafter:
-    """Make drafts always seem worth their time and sure, and return the drafter."""
-    monkeypatch.setattr(
-        "llmcli.runtime.drafting.draft_length.DraftLength.rate",
-        lambda self, guesses, limit: (2.0, len(guesses.chances(int(min(3, limit))))),
-    )
+    """Make all drafts as long as possible, and return the drafter."""
     monkeypatch.setattr("llmcli.runtime.drafting.hidden_state_drafter.MIN_PROBABILITY", 0.0)
-    (drafter,) = runner.engine.resources.speculation.drafters
+    drafter = draft_always(runner, 3)
     assert isinstance(drafter, EagleDrafter)
     return drafter
 
@@ -119,10 +83,10 @@ def test_the_answer_is_that_of_plain_decoding(
     target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_small(target, NO_DRAFTING) as plain:
-        expected = [answer(plain), answer(plain, PROMPT[:40]), answer(plain)]
+        expected = [answer(plain, prompt) for prompt in PROMPTS]
     with open_small(target, DraftSettings(model=draft)) as runner:
         always_drafts(runner, monkeypatch)
-        drafted = [answer(runner), answer(runner, PROMPT[:40]), answer(runner)]
+        drafted = [answer(runner, prompt) for prompt in PROMPTS]
     for first, second in zip(expected, drafted, strict=True):
         assert ids(first) == ids(second)
         assert second.n_drafted
@@ -199,7 +163,7 @@ def test_the_first_guess_is_that_of_the_draft_over_the_whole_text(
             return found
 
         monkeypatch.setattr(HiddenStateDrafts, "draft", keep_guesses)
-        answer(runner, count=24)
+        answer(runner, PROMPT, 24)
     assert len(guesses) > 5
     assert all(found[0] == likeliest for found, likeliest in guesses)
 
@@ -231,7 +195,7 @@ def test_an_interrupted_draft_is_empty_and_the_answer_goes_on(
 ) -> None:
     """Every third pass of the draft ends early, in prompts and in answers."""
     with open_small(target, NO_DRAFTING) as plain:
-        expected = ids(answer(plain))
+        expected = ids(answer(plain, PROMPT))
     with open_small(target, DraftSettings(model=small_draft)) as runner:
         always_drafts(runner, monkeypatch)
         compute, n_calls = getattr(EagleContext, method), 0
@@ -244,7 +208,7 @@ def test_an_interrupted_draft_is_empty_and_the_answer_goes_on(
             return compute(self, *arguments)
 
         monkeypatch.setattr(EagleContext, method, interrupt_some)
-        found = answer(runner)
+        found = answer(runner, PROMPT)
         assert ids(found) == expected
         assert found.n_drafted
         assert n_calls > 12
@@ -254,11 +218,11 @@ def test_a_request_that_is_cancelled_inside_a_draft_leaves_the_drafter_usable(
     target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_small(target, NO_DRAFTING) as plain:
-        expected = ids(answer(plain))
+        expected = ids(answer(plain, PROMPT))
     with open_small(target, DraftSettings(model=small_draft)) as runner:
         always_drafts(runner, monkeypatch)
         engine, predict, n_calls = runner.engine, EagleContext.predict, 0
-        number = engine.submit(make_request(runner))
+        number = engine.submit(make_request(runner, PROMPT))
 
         def cancel(self: EagleContext, *arguments: Any) -> Any:
             nonlocal n_calls
@@ -272,7 +236,7 @@ def test_a_request_that_is_cancelled_inside_a_draft_leaves_the_drafter_usable(
         while engine.is_busy:
             engine.step()
         assert engine.pop_answer(number).finish == "cancelled"
-        assert ids(answer(runner)) == expected
+        assert ids(answer(runner, PROMPT)) == expected
 
 
 def test_the_answer_in_a_full_context_is_that_of_plain_decoding(
@@ -290,17 +254,69 @@ def test_the_answer_in_a_full_context_is_that_of_plain_decoding(
     assert found[1].n_drafted
 
 
+def test_moved_cells_begin_a_new_text_for_the_draft(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_small(target, DraftSettings(model=small_draft), ctx_size=256) as runner:
+        assert runner.context.can_shift
+        drafter = always_drafts(runner, monkeypatch)
+        counts = check_drafted_cells(drafter, monkeypatch)
+        overflow = AttentionSinks(4)
+        stream = runner.reply(replace(make_request(runner, PROMPT, 300), overflow=overflow))
+        list(stream)
+        runner.engine.check()
+        assert len(stream.answer.tokens) == 300
+    at = next(at for at in range(1, len(counts)) if counts[at] < counts[at - 1] - 50)
+    assert counts[at] < 8  # of the text after the cells were moved
+    assert len(counts) > at + 5
+
+
+def test_the_inputs_of_layers_are_not_kept_where_drafts_do_not_pay(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: False)
+    switched: list[tuple[int, bool]] = []
+    switch, read = eagle_context._layer_functions()
+
+    def keep(pointer: object, layer: int, value: bool) -> None:
+        switched.append((layer, value))
+        switch(pointer, layer, value)
+
+    monkeypatch.setattr(eagle_context, "_layer_functions", lambda: (keep, read))
+    with open_small(target, DraftSettings(model=small_draft)) as runner:
+        assert runner.engine.resources.speculation is None
+        enabled = {layer for layer, value in switched if value}
+        assert enabled == {layer for layer, value in switched if not value}
+        assert len(enabled) == 3
+        assert ids(answer(runner, PROMPT, 8))
+
+
+def test_after_an_error_of_llama_cpp_nothing_more_is_drafted(
+    target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_small(target, NO_DRAFTING) as plain:
+        expected = ids(answer(plain, PROMPT))
+    with open_small(target, DraftSettings(model=small_draft)) as runner:
+        always_drafts(runner, monkeypatch)
+        calls: list[int] = []
+
+        def fail(self: EagleContext, *arguments: Any) -> Any:
+            calls.append(1)
+            raise UserError("llama.cpp could not compute this batch", hint="")
+
+        monkeypatch.setattr(EagleContext, "predict", fail)
+        found = [answer(runner, PROMPT[:40]), answer(runner, PROMPT)]
+        assert ids(found[1]) == expected
+        assert not any(each.n_drafted for each in found)
+    assert len(calls) == 1
+
+
 def test_a_sequence_beside_others_is_not_drafted_for(
     target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_small(target, DraftSettings(model=small_draft), slots=2) as runner:
         always_drafts(runner, monkeypatch)
-        engine = runner.engine
-        numbers = [engine.submit(make_request(runner, PROMPT[start:], 8)) for start in (0, 50)]
-        while engine.is_busy:
-            engine.step()
-        assert [len(engine.pop_answer(number).tokens) for number in numbers] == [8, 8]
-        assert answer(runner).n_drafted
+        check_only_lone_answers_are_drafted(runner, PROMPT)
 
 
 def test_reproducible_answers_stay_equal_to_the_last_bit(
@@ -316,7 +332,7 @@ def test_reproducible_answers_stay_equal_to_the_last_bit(
         with open_small(path, drafting, is_reproducible=True) as runner:
             if drafting.model:
                 always_drafts(runner, monkeypatch)
-            found.append(answer(runner, temp=0.7, seed=3))
+            found.append(answer(runner, PROMPT, temp=0.7, seed=3))
     assert ids(found[0]) == ids(found[1])
     assert [each.logprob for each in found[0].tokens] == [each.logprob for each in found[1].tokens]
     assert found[1].n_drafted
@@ -343,7 +359,7 @@ def test_a_hybrid_gives_the_state_after_its_last_layer(
         target=path,
     )
     with open_small(path, NO_DRAFTING) as plain:
-        expected = [ids(answer(plain)), ids(answer(plain, PROMPT[:40]))]
+        expected = [ids(answer(plain, prompt)) for prompt in PROMPTS]
     with open_small(path, DraftSettings(model=draft)) as runner:
         drafter = always_drafts(runner, monkeypatch)
         seen: list[np.ndarray] = []
@@ -354,7 +370,7 @@ def test_a_hybrid_gives_the_state_after_its_last_layer(
             observe(batch)
 
         drafter.target.on_computed = keep
-        found = [answer(runner), answer(runner, PROMPT[:40])]
+        found = [answer(runner, prompt) for prompt in PROMPTS]
         assert [ids(each) for each in found] == expected
         assert all(each.n_drafted for each in found)
         width = drafter.draft.inputs.width

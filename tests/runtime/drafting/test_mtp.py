@@ -2,43 +2,53 @@
 layers see the hidden states of the text.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.contexts.prediction_context import read_states
+from llmcli.runtime.binding.contexts.prediction_context import extensions, read_states
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
-from llmcli.runtime.drafting.mtp import PredictionDrafter
-from llmcli.runtime.requests.request import Answer, Request, RunOptions
-from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import default_sampling
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
+from tests.fixtures.small_runner import (
+    answer,
+    check_drafted_cells,
+    check_only_lone_answers_are_drafted,
+    draft_always,
+    ids,
+    open_small,
+)
 from tests.quant import predicting_checkpoint, tiny_gguf
 
-GREEDY = default_sampling().with_values({"temp": 0})
 PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 500, 150))
+PROMPTS = (PROMPT, PROMPT[:40], PROMPT)
 
 
 @pytest.fixture(scope="module", params=["Qwen3_5ForCausalLM", "DeepseekV3ForCausalLM"])
-def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model with a prediction layer: a hybrid, and one with compressed keys."""
     pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
     pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
-    folder = tmp_path_factory.mktemp("mtp")
-    predicting_checkpoint.build(request.param, folder / "tiny")
-    source = checkpoint_source.open_checkpoint(folder / "tiny")
-    write.write_model(plan.plan_quantization(source, "F32"), folder / "m.gguf", threads=1)
-    return folder / "m.gguf"
+    return predicting_checkpoint.build(request.param, tmp_path_factory.mktemp("mtp") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model_file(checkpoint: Path) -> Path:
+    return convert(checkpoint, "F32")
+
+
+def convert(checkpoint: Path, kind: str) -> Path:
+    """Write a GGUF file beside a checkpoint, and return its path."""
+    path = checkpoint.with_name(f"{kind}.gguf")
+    source = checkpoint_source.open_checkpoint(checkpoint)
+    write.write_model(plan.plan_quantization(source, kind), path, threads=1)
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -46,51 +56,57 @@ def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
 
 
-@contextmanager
-def open_small(path: Path, drafting: DraftSettings, slots: int = 1) -> Iterator[Runner]:
-    options = RunOptions(ctx_size=512, threads=1, batch_size=128, ubatch_size=128)
-    with open_runner(path, options, slots=slots, drafting=drafting) as runner:
-        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=1 << 28)
-        yield runner
+def test_the_answer_is_that_of_plain_decoding(model_file: Path) -> None:
+    with open_small(model_file, NO_DRAFTING) as plain:
+        expected = [answer(plain, prompt) for prompt in PROMPTS]
+    with open_small(model_file, DraftSettings(method="mtp")) as runner:
+        draft_always(runner, 3)
+        drafted = [answer(runner, prompt) for prompt in PROMPTS]
+    for first, second in zip(expected, drafted, strict=True):
+        assert ids(first) == ids(second)
+        assert second.n_drafted
 
 
-def answer(runner: Runner, prompt: tuple[int, ...] = PROMPT, count: int = 40) -> Answer:
-    stream = runner.reply(
-        Request(
-            prompt,
-            GREEDY,
-            max_tokens=count,
-            strategy=runner.default_strategy(),
-            ignore_eos=True,
-            allow_repetition=True,
-        )
-    )
-    list(stream)
-    runner.engine.check()
-    return stream.answer
+def test_the_default_does_not_change_the_answer_of_a_seed(checkpoint: Path) -> None:
+    path, cache = convert(checkpoint, "Q8_0"), {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+    found = []
+    for drafting in (NO_DRAFTING, DraftSettings()):
+        with open_small(path, drafting, **cache) as runner:
+            if drafting is not NO_DRAFTING:
+                draft_always(runner, 3, "mtp")
+            found.append([answer(runner, PROMPT, temp=0.7, seed=seed) for seed in (1, 2)])
+    for first, second in zip(*found, strict=True):
+        assert ids(first) == ids(second)
+        assert second.n_drafted
 
 
-def always_drafts(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> PredictionDrafter:
-    """Make drafts always seem worth their time, and return the drafter."""
-    monkeypatch.setattr(
-        "llmcli.runtime.drafting.draft_length.DraftLength.rate",
-        lambda self, guesses, limit: (2.0, len(guesses.chances(int(min(3, limit))))),
-    )
-    (drafter,) = runner.engine.resources.speculation.drafters
-    return drafter
+def test_reproducible_answers_are_not_drafted_by_prediction_layers(model_file: Path) -> None:
+    with (
+        pytest.raises(UserError, match="--draft mtp does not work with --reproducible"),
+        open_small(model_file, DraftSettings(method="mtp"), is_reproducible=True),
+    ):
+        pass
 
 
-def test_the_answer_is_that_of_plain_decoding(
+def test_nothing_stays_open_where_drafts_do_not_pay(
     model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_small(model_file, NO_DRAFTING) as plain:
-        expected = [answer(plain), answer(plain, PROMPT[:40]), answer(plain)]
+    """The passes of the model then also keep no hidden states."""
+    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: False)
+    switched: list[tuple[bool, bool]] = []
+    library = extensions()
+    switch = library.llama_set_embeddings_nextn
+
+    def keep(context: object, value: bool, masked: bool) -> None:
+        switched.append((value, masked))
+        switch(context, value, masked)
+
+    monkeypatch.setattr(library, "llama_set_embeddings_nextn", keep)
     with open_small(model_file, DraftSettings(method="mtp")) as runner:
-        always_drafts(runner, monkeypatch)
-        drafted = [answer(runner), answer(runner, PROMPT[:40]), answer(runner)]
-    for first, second in zip(expected, drafted, strict=True):
-        assert [token.id for token in first.tokens] == [token.id for token in second.tokens]
-        assert second.n_drafted
+        assert runner.engine.resources.speculation is None
+        assert not runner.context.outputs_states
+        assert switched == [(True, False), (False, False)]
+        assert ids(answer(runner, PROMPT, 8))
 
 
 def test_the_first_guess_is_that_of_the_layers_over_the_whole_text(
@@ -98,7 +114,7 @@ def test_the_first_guess_is_that_of_the_layers_over_the_whole_text(
 ) -> None:
     """Each first guess is the likeliest token when all tokens are computed by the layers at once."""
     with open_small(model_file, DraftSettings(method="mtp")) as runner:
-        drafter = always_drafts(runner, monkeypatch)
+        drafter = draft_always(runner, 3)
         guesses: list[tuple[list[int], int]] = []
         rows: dict[int, np.ndarray] = {}
         observe = drafter.observe
@@ -128,26 +144,35 @@ def test_the_first_guess_is_that_of_the_layers_over_the_whole_text(
             return found
 
         monkeypatch.setattr(HiddenStateDrafts, "draft", keep_guesses)
-        answer(runner, count=24)
+        answer(runner, PROMPT, 24)
     assert len(guesses) > 5
     assert all(found[0] == likeliest for found, likeliest in guesses)
 
 
-def test_a_sequence_beside_others_is_not_drafted_for(
+def test_a_text_that_came_from_host_memory_is_not_mistaken_for_an_earlier_one(
     model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The slot had a longer text, whose rows the layers know, before it got back a shorter one."""
+    short = PROMPT[100:]
+    with open_small(model_file, NO_DRAFTING) as plain:
+        begun = (*short, *ids(answer(plain, short)))
+        expected = ids(answer(plain, begun))
+    with open_small(model_file, DraftSettings(method="mtp")) as runner:
+        counts = check_drafted_cells(draft_always(runner, 3), monkeypatch)
+        answer(runner, short)
+        answer(runner, PROMPT)
+        assert counts[-1] > len(PROMPT)
+        found = answer(runner, begun)
+        assert found.cached_tokens > len(short)
+        assert ids(found) == expected
+        assert found.n_drafted
+        assert counts[-1] < len(begun)  # nothing is known of the part that was not computed
+
+
+def test_a_sequence_beside_others_is_not_drafted_for(model_file: Path) -> None:
     with open_small(model_file, DraftSettings(method="mtp"), slots=2) as runner:
-        always_drafts(runner, monkeypatch)
-        engine = runner.engine
-        requests = [
-            Request(PROMPT[start:], GREEDY, max_tokens=8, strategy="speculative", ignore_eos=True)
-            for start in (0, 50)
-        ]
-        ids = [engine.submit(request) for request in requests]
-        while engine.is_busy:
-            engine.step()
-        assert [len(engine.pop_answer(number).tokens) for number in ids] == [8, 8]
-        assert answer(runner).n_drafted
+        draft_always(runner, 3)
+        check_only_lone_answers_are_drafted(runner, PROMPT)
 
 
 def test_a_model_without_prediction_layers_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from llmcli.runtime.drafting.base import DrafterResources
 from llmcli.runtime.drafting.ngram_pool import (
     KEY_TOKENS,
@@ -38,13 +40,13 @@ def test_the_pool_agrees_with_a_dictionary() -> None:
     assert all(pool.next_token(key) == NO_TOKEN for key in unknown)
 
 
-def engine_with_pool() -> tuple[Engine, FakeContext]:
+def engine_with_pool(n_slots: int = 1) -> tuple[Engine, FakeContext]:
     def speak(tokens: list[int]) -> int:
         at = len(tokens) - tokens.index(0) - 1
         return POEM[at] if at < len(POEM) else EOS
 
-    context = FakeContext(n_ctx=512, reply=speak)
-    resources = DrafterResources(False, None, FakeModel(), uses_pool=True)
+    context = FakeContext(n_ctx=512, n_seq_max=n_slots, reply=speak)
+    resources = DrafterResources(FakeModel(), uses_pool=True)
     drafter = PoolDrafter.create(resources)
     assert drafter is not None
     speculation = Speculation((drafter,), Steady(CHEAP), 16)
@@ -69,6 +71,32 @@ def test_a_later_answer_is_guessed_from_an_earlier_one() -> None:
     assert text == POEM.decode()
     assert n_accepted > len(POEM) / 2
     assert len(context.batches) - n_passes < len(POEM) / 3
+
+
+def test_answers_beside_others_are_learned_too() -> None:
+    engine, _ = engine_with_pool(n_slots=2)
+    for prompt in (b"recite", b"recite!"):
+        engine.submit(Request((*prompt, 0), GREEDY, strategy="speculative"))
+    while engine.is_busy:
+        engine.step()
+    assert answer(engine, b"again, please")[1] > len(POEM) / 2
+
+
+def test_a_request_creates_no_pool_beside_that_of_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    created: list[int] = []
+    create = NgramPool.__init__
+
+    def count(self: NgramPool) -> None:
+        created.append(1)
+        create(self)
+
+    monkeypatch.setattr(NgramPool, "__init__", count)
+    engine, _ = engine_with_pool()
+    for prompt in (b"recite", b"again", b"once more"):
+        answer(engine, prompt)
+    assert len(created) == 1
 
 
 def test_clients_have_separate_pools_and_idle_ones_are_dropped() -> None:

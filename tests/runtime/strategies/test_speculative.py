@@ -1,10 +1,11 @@
 """Speculative decoding: the same answers as plain decoding in fewer passes, and correct cells."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from llmcli.runtime.drafting.base import Drafter
+from llmcli.runtime.drafting.base import Draft, Drafter
 from llmcli.runtime.drafting.ngram import NgramDrafts, PromptLookup
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.engine.engine import Engine
@@ -15,7 +16,7 @@ from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.strategies.base import Speculation
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
-from tests.fixtures.fakes import EOS, FakeContext, FakeModel
+from tests.fixtures.fakes import EOS, FakeClock, FakeContext, FakeModel
 
 GREEDY = default_sampling().with_values({"temp": 0})
 VERSE = b"row, row, row your boat gently down the stream; row, row, row your boat gently down the stream. the end"
@@ -95,18 +96,10 @@ def test_wrong_guesses_do_not_change_the_answer(right: float):
 def assert_counts_agree(answer: Answer, drafter: Knowing) -> None:
     """Check the counts by depth against the results that the drafter was told."""
     counts = sum_counts("knowing", answer.drafts)
-    made, checked, right = [0] * 15, [0] * 15, [0] * 15
-    for drafted, accepted in drafter.results:
-        for depth in range(drafted):
-            made[depth] += 1
-            checked[depth] += depth <= accepted
-            right[depth] += depth < accepted
-    depth = len(counts.guesses)
-    assert counts.guesses == tuple(made[:depth]) and not any(made[depth:])
-    assert counts.right == tuple(right[:depth])
-    # the end of the answer may be before the guess that would have been checked next
-    missing = sum(checked) - sum(counts.checked)
-    assert missing in (0, 1)
+    depths = range(max(drafter.lengths))
+    assert counts.guesses == tuple(sum(n > depth for n in drafter.lengths) for depth in depths)
+    assert counts.checked == tuple(sum(n > depth for n, _ in drafter.results) for depth in depths)
+    assert counts.right == tuple(sum(n > depth for _, n in drafter.results) for depth in depths)
     assert (counts.n_guesses, counts.n_right) == (answer.n_drafted, answer.n_accepted)
     n_tokens = len(answer.tokens) - 1
     assert answer.tokens_per_pass == pytest.approx(n_tokens / answer.n_passes)
@@ -263,6 +256,87 @@ def test_nothing_is_drafted_for_recurrent_state_without_memory_for_checkpoints()
     answer = finish(engine, engine.submit(request()))
     assert answer.text == VERSE.decode()
     assert answer.n_drafted == 0
+
+
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+def test_recurrent_state_goes_back_within_a_pass_without_checkpoints(right: float):
+    """There is no memory for a checkpoint, so drafts have as many guesses as the state can go back."""
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE), is_recurrent=True, n_rs_seq=3)
+    drafter = Knowing(VERSE, right, chance=0.99)
+    engine = make_engine(context, drafter)
+    answer = finish(engine, engine.submit(request()))
+    assert answer.text == VERSE.decode()
+    assert drafter.lengths
+    assert max(drafter.lengths) == 3
+    # nothing is computed again
+    n_wrong = answer.n_drafted - answer.n_accepted
+    assert sum(context.batches) <= len(PROMPT) + len(VERSE) + n_wrong
+
+
+def test_the_state_goes_back_to_a_checkpoint_after_a_longer_draft():
+    context = FakeContext(n_ctx=512, reply=by_position(VERSE), is_recurrent=True, n_rs_seq=3)
+    drafter = Knowing(VERSE, 0.9, chance=0.99)
+    engine = make_engine(context, drafter)
+    engine.schedule = Schedule(host_bytes=1 << 20)
+    assert finish(engine, engine.submit(request())).text == VERSE.decode()
+    assert max(drafter.lengths) > 3
+
+
+class SlowCheckpoints(FakeContext):
+    """A recurrent context whose checkpoints take time on a clock."""
+
+    clock, checkpoint_seconds = FakeClock(), 0.0
+
+    def read_checkpoint(self, sequence: int) -> memoryview:
+        self.clock.seconds += self.checkpoint_seconds
+        return super().read_checkpoint(sequence)
+
+    def restore_checkpoint(self, *arguments: Any, **options: Any) -> bool:
+        self.clock.seconds += self.checkpoint_seconds
+        return super().restore_checkpoint(*arguments, **options)
+
+
+@pytest.mark.parametrize(("seconds", "right"), [(0.0, 1.0), (30.0, 1.0), (0.9, 0.0)])
+def test_an_answer_does_not_lose_more_time_with_checkpoints_than_with_guesses(
+    seconds: float, right: float, monkeypatch: pytest.MonkeyPatch
+):
+    """A pass of one row takes a second, and one of 16 takes 1.4, so that only checkpoints cost."""
+    context = SlowCheckpoints(n_ctx=512, reply=by_position(VERSE), is_recurrent=True)
+    context.clock, context.checkpoint_seconds = FakeClock(), seconds
+    monkeypatch.setattr("llmcli.runtime.strategies.speculative.perf_counter", context.clock)
+    drafter = Knowing(VERSE, right, chance=0.99)
+    engine = make_engine(context, drafter)
+    engine.schedule = Schedule(host_bytes=1 << 20)
+    answer = finish(engine, engine.submit(request()))
+    assert answer.text == VERSE.decode()
+    if seconds:
+        assert 1 <= len(drafter.lengths) <= 3
+        # the time before the passes; going back is not part of a draft
+        assert answer.drafts[0].seconds == pytest.approx(seconds * len(drafter.lengths))
+    else:
+        assert len(drafter.lengths) > 5
+
+
+class Empty(Knowing):
+    """A drafter whose drafts take a second and are empty."""
+
+    clock = FakeClock()
+
+    def draft(self, count: int) -> Draft:
+        self.lengths.append(count)
+        self.clock.seconds += 1
+        return Draft([])
+
+
+def test_empty_drafts_are_counted_as_lost_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llmcli.runtime.strategies.speculative.perf_counter", Empty.clock)
+    drafter = Empty(VERSE, chance=0.99)
+    engine = make_engine(FakeContext(n_ctx=512, reply=by_position(VERSE)), drafter)
+    answer = finish(engine, engine.submit(request()))
+    assert answer.text == VERSE.decode()
+    assert answer.n_drafted == 0
+    # two plain tokens and a share of the answer may be lost
+    assert 2 <= len(drafter.lengths) <= 5
 
 
 def test_text_is_recomputed_if_the_sliding_window_has_dropped_its_cells():

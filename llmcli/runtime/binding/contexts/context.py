@@ -218,6 +218,11 @@ class Context:
         assert pointer, f"row {index} has no hidden state"
         return np.ctypeslib.as_array(pointer, (self.n_embd,)).copy()
 
+    def stop_final_states(self) -> None:
+        """Make no final hidden states readable any more."""
+        self._set_final_states(False)
+        self.outputs_final_states = False
+
     def _set_final_states(self, wanted: bool) -> None:
         """Make the final hidden states of the next pass readable, or not."""
         if wanted != self._has_final_states:

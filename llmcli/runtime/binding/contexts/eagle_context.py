@@ -11,6 +11,7 @@ have their names of C++ in the library.
 """
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from llmcli.runtime.binding.contexts.context import Aborted, Context
 from llmcli.runtime.binding.contexts.prediction_context import (
     PredictionContext,
     States,
+    disable_states,
     enable_states,
     read_states,
 )
@@ -56,11 +58,17 @@ class LayerInputs:
             self.context.state_bytes += 4 * self.width * lib().llama_n_batch(pointer)
             if layer == self.n_layers:
                 enable_states(pointer, only_outputs=False)
-                continue
-            function = _extension(contract.SET_LAYER_INPUT)
-            function.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
-            function.restype = None
-            function(pointer, layer, True)
+            else:
+                _layer_functions()[0](pointer, layer, True)
+
+    def disable(self) -> None:
+        """Make the context keep none of these inputs any more. Its buffer does not shrink."""
+        pointer = self.context.pointer
+        for layer in set(self.layers):
+            if layer == self.n_layers:
+                disable_states(pointer)
+            else:
+                _layer_functions()[0](pointer, layer, False)
 
     def read(self, count: int) -> States:
         """Return the inputs of the first `count` rows of the last pass, of shape
@@ -71,10 +79,7 @@ class LayerInputs:
     def _read_layer(self, layer: int, count: int) -> States:
         if layer == self.n_layers:
             return read_states(self.context, count)
-        function = _extension(contract.GET_LAYER_INPUT)
-        function.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
-        function.restype = ctypes.POINTER(ctypes.c_float)
-        pointer = function(self.context.pointer, layer)
+        pointer = _layer_functions()[1](self.context.pointer, layer)
         return np.ctypeslib.as_array(pointer, (count, self.width))
 
 
@@ -122,8 +127,15 @@ def can_read_layer_inputs() -> bool:
     )
 
 
-def _extension(symbol: contract.OptionalSymbol) -> Any:
-    """Return a function of llama-ext.h, which must exist."""
-    function = contract.optional_function(ggml(), symbol)
-    assert function is not None, symbol.name
-    return function
+@functools.cache
+def _layer_functions() -> tuple[Any, Any]:
+    """Return the functions of llama-ext.h that switch and read the input of a layer."""
+    library = ggml()
+    switch = contract.optional_function(library, contract.SET_LAYER_INPUT)
+    read = contract.optional_function(library, contract.GET_LAYER_INPUT)
+    assert switch is not None and read is not None, "can_read_layer_inputs()"
+    switch.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
+    switch.restype = None
+    read.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+    read.restype = ctypes.POINTER(ctypes.c_float)
+    return switch, read

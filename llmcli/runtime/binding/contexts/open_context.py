@@ -57,14 +57,17 @@ def open_eagle_context(
     model: Model, inputs: LayerInputs, options: ContextOptions
 ) -> Iterator[EagleContext]:
     """Open a context of the EAGLE-3 draft `model`, which reads `inputs` of its target's context. The
-    target keeps them from its next pass on. Interrupting one of the contexts interrupts both. Raises
-    like `open_context`.
+    target keeps them from its next pass on, until this context is closed. Interrupting one of the
+    contexts interrupts both. Raises like `open_context`.
     """
     target = inputs.context
     with _open_pointer(model, options, None, target.stop, ctx_other=target.pointer) as parts:
         enable_states(parts[0], only_outputs=True)
         inputs.enable()
-        yield EagleContext(inputs, *parts)
+        try:
+            yield EagleContext(inputs, *parts)
+        finally:
+            inputs.disable()
 
 
 @contextmanager

@@ -72,6 +72,20 @@ def enable_states(context: Any, only_outputs: bool) -> None:
     extensions().llama_set_embeddings_nextn(context, True, only_outputs)
 
 
+def disable_states(context: Any) -> None:
+    """Make a llama.cpp context keep no hidden states any more."""
+    extensions().llama_set_embeddings_nextn(context, False, False)
+
+
+def stop_states(context: Context) -> None:
+    """Make a model's context keep no hidden states of later passes. Its buffer does not shrink."""
+    if context.outputs_states:
+        disable_states(context.pointer)
+        context.outputs_states = False
+    if context.outputs_final_states:
+        context.stop_final_states()
+
+
 def read_states(context: Context, count: int) -> States:
     """Return the hidden states of the first `count` rows of the last pass. They are valid until the
     next pass.

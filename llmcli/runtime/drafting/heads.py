@@ -8,6 +8,7 @@ Sources: Medusa (Cai et al. 2024), here with chains instead of trees and with ex
 typical acceptance; blockwise parallel decoding (Stern et al. 2018).
 """
 
+from collections.abc import Sequence as Tokens
 from time import perf_counter
 from typing import ClassVar
 
@@ -37,6 +38,7 @@ class HeadDrafter:
         self.n_heads = graph.shapes.n_heads
         self.acceptance = Acceptance()
         self.rows: BatchRows | None = None  # of the last pass of the model
+        self.has_failed = False  # whether ggml could not compute the heads; then nothing is drafted
         # seconds of a draft by its number of guesses
         self.seconds = {count: self._measure(count) for count in {1, self.n_heads}}
         target.on_computed = self.observe
@@ -115,7 +117,7 @@ class HeadDrafts:
         self.state = None
 
     def chances(self, count: int) -> list[float]:
-        if self.state is None:
+        if self.state is None or self.drafter.has_failed:
             return []
         return self.drafter.acceptance.chances(min(count, self.drafter.n_heads))
 
@@ -135,14 +137,15 @@ class HeadDrafts:
         try:
             guesses = self.drafter.graph.guess(self.state, min(count, self.drafter.n_heads))
         except UserError:
+            self.drafter.has_failed = True
             return Draft([])
         self.drafter.record_seconds(len(guesses), perf_counter() - start_time)
         return Draft(guesses)
 
-    def record_result(self, drafted: int, accepted: int) -> None:
-        self.drafter.acceptance.record(drafted, accepted)
+    def record_result(self, n_checked: int, n_right: int) -> None:
+        self.drafter.acceptance.record(n_checked, n_right)
 
-    def close(self) -> None:
+    def close(self, tokens: Tokens[int]) -> None:
         """Do nothing, because the heads stay open for later answers."""
 
 

@@ -2,15 +2,13 @@
 those that numpy computes from the same hidden state.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
+from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
@@ -18,6 +16,7 @@ from llmcli.runtime.binding.placement.model_placement import EVERYWHERE
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.base import Draft
+from llmcli.runtime.drafting.heads import HeadDrafter, HeadDrafts
 from llmcli.runtime.drafting.heads_file import (
     BLOCKWISE,
     HEAD_METHODS,
@@ -25,18 +24,20 @@ from llmcli.runtime.drafting.heads_file import (
     HeadShapes,
     output_matrix,
 )
-from llmcli.runtime.drafting.medusa import HeadDrafter, HeadDrafts
 from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
-from llmcli.runtime.requests.request import Answer, Request, RunOptions
-from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import Sampling, default_sampling
 from quant.convert import checkpoint_source
 from quant.model_file.load_checks import HEADS_ARCHITECTURE
 from quant.model_file.read_header import read_header
 from quant.quantize import plan, write
+from tests.fixtures.small_runner import (
+    answer,
+    check_only_lone_answers_are_drafted,
+    draft_always,
+    ids,
+    open_small,
+)
 from tests.quant import predicting_checkpoint, tiny_gguf
 
-GREEDY = default_sampling().with_values({"temp": 0})
 PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 250, 20))
 HIDDEN, VOCABULARY = 64, 300
 Weights = dict[str, np.ndarray]
@@ -103,45 +104,6 @@ def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
 
 
-@contextmanager
-def open_small(path: Path, drafting: DraftSettings, slots: int = 1) -> Iterator[Runner]:
-    options = RunOptions(ctx_size=256, threads=1, batch_size=64, ubatch_size=64)
-    with open_runner(path, options, slots=slots, drafting=drafting) as runner:
-        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=1 << 28)
-        yield runner
-
-
-def answer(
-    runner: Runner,
-    prompt: tuple[int, ...] = PROMPT,
-    count: int = 30,
-    sampling: Sampling = GREEDY,
-) -> Answer:
-    stream = runner.reply(
-        Request(
-            prompt,
-            sampling,
-            max_tokens=count,
-            strategy=runner.default_strategy(),
-            ignore_eos=True,
-            allow_repetition=True,
-        )
-    )
-    list(stream)
-    runner.engine.check()
-    return stream.answer
-
-
-def always_drafts(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> HeadDrafter:
-    """Make drafts always seem worth their time, and return the drafter."""
-    monkeypatch.setattr(
-        "llmcli.runtime.drafting.draft_length.DraftLength.rate",
-        lambda self, guesses, limit: (2.0, len(guesses.chances(int(min(4, limit))))),
-    )
-    (drafter,) = runner.engine.resources.speculation.drafters
-    return drafter
-
-
 @pytest.mark.parametrize("has_outputs", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("method", HEAD_METHODS)
 def test_answers_are_plain_ones_and_guesses_are_those_of_numpy(
@@ -158,10 +120,10 @@ def test_answers_are_plain_ones_and_guesses_are_those_of_numpy(
     output = np.fromfile(info.file, np.float32, info.elements, offset=info.offset)
     output = output.reshape(VOCABULARY, HIDDEN)
     with open_small(model_file, NO_DRAFTING) as plain:
-        expected = [answer(plain), answer(plain, PROMPT[:7])]
+        expected = [answer(plain, PROMPT), answer(plain, PROMPT[:7])]
     drafts: list[tuple[list[int], list[int]]] = []
     with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=method)) as runner:
-        drafter = always_drafts(runner, monkeypatch)
+        drafter = draft_always(runner, 4)
         assert drafter.name == method
         draft = HeadDrafts.draft
 
@@ -182,9 +144,9 @@ def test_answers_are_plain_ones_and_guesses_are_those_of_numpy(
 
         monkeypatch.setattr(HeadDrafts, "draft", keep_guesses)
         monkeypatch.setattr(HeadDrafter, "find_state", keep_state)
-        drafted = [answer(runner), answer(runner, PROMPT[:7])]
+        drafted = [answer(runner, PROMPT), answer(runner, PROMPT[:7])]
     for first, second in zip(expected, drafted, strict=True):
-        assert [token.id for token in first.tokens] == [token.id for token in second.tokens]
+        assert ids(first) == ids(second)
         assert second.n_drafted
     assert len(drafts) > 10
     assert all(found == known[: len(found)] for found, known in drafts)
@@ -198,14 +160,31 @@ def test_sampled_answers_are_those_of_the_seed(
     model_file: Path, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_heads(tmp_path / "h.gguf", head_shapes(method), model_file)
-    sampling = default_sampling().with_values({"temp": 1.0, "seed": 7})
+    sampling = {"temp": 1.0, "seed": 7}
     with open_small(model_file, NO_DRAFTING) as plain:
-        expected = answer(plain, sampling=sampling)
+        expected = answer(plain, PROMPT, 30, **sampling)
     with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=method)) as runner:
-        always_drafts(runner, monkeypatch)
-        drafted = answer(runner, sampling=sampling)
-    assert [token.id for token in expected.tokens] == [token.id for token in drafted.tokens]
+        draft_always(runner, 4)
+        drafted = answer(runner, PROMPT, 30, **sampling)
+    assert ids(expected) == ids(drafted)
     assert drafted.n_drafted
+
+
+def test_after_an_error_of_ggml_nothing_more_is_drafted(
+    model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_heads(tmp_path / "h.gguf", head_shapes(MEDUSA), model_file)
+    with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)) as runner:
+        drafter = draft_always(runner, 4)
+        calls: list[int] = []
+
+        def fail(state: np.ndarray, count: int) -> list[int]:
+            calls.append(count)
+            raise UserError("ggml could not compute the draft heads", hint="")
+
+        monkeypatch.setattr(drafter.graph, "guess", fail)
+        assert [answer(runner, PROMPT, 12).n_drafted for _ in range(2)] == [0, 0]
+    assert calls == [4]
 
 
 def test_right_guesses_are_accepted(
@@ -215,10 +194,9 @@ def test_right_guesses_are_accepted(
     shapes = head_shapes(MEDUSA, has_outputs=True)
     write_heads(tmp_path / "h.gguf", shapes, model_file, scale=0.0)
     with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)) as runner:
-        drafter = always_drafts(runner, monkeypatch)
-        logit_bias = default_sampling().with_values({"temp": 0, "logit_bias": ("0+100",)})
-        found = answer(runner, sampling=logit_bias)
-    assert [token.id for token in found.tokens] == [0] * 30
+        drafter = draft_always(runner, 4)
+        found = answer(runner, PROMPT, 30, logit_bias=("0+100",))
+    assert ids(found) == [0] * 30
     assert found.n_drafted == found.n_accepted
     # four guesses and a token in each pass after the two that give the first state
     assert found.n_drafts == 6
@@ -231,20 +209,8 @@ def test_an_answer_beside_others_is_not_drafted_for(
     write_heads(tmp_path / "h.gguf", head_shapes(MEDUSA), model_file)
     drafting = DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)
     with open_small(model_file, drafting, slots=2) as runner:
-        always_drafts(runner, monkeypatch)
-        engine = runner.engine
-        ids = [
-            engine.submit(
-                Request(
-                    PROMPT[start:], GREEDY, max_tokens=8, strategy="speculative", ignore_eos=True
-                )
-            )
-            for start in (0, 10)
-        ]
-        while engine.is_busy:
-            engine.step()
-        assert [len(engine.pop_answer(number).tokens) for number in ids] == [8, 8]
-        assert answer(runner).n_drafted
+        draft_always(runner, 4)
+        check_only_lone_answers_are_drafted(runner, PROMPT)
 
 
 def test_final_states_are_those_of_passes_with_all_logits(model_file: Path) -> None:
@@ -281,9 +247,9 @@ def test_heads_draft_for_a_hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shapes = HeadShapes(MEDUSA, n_embd, n_vocab, 4, 1, 0, False)
     write_heads(tmp_path / "h.gguf", shapes, model)
     with open_small(model, NO_DRAFTING) as plain:
-        expected = answer(plain)
+        expected = answer(plain, PROMPT)
     with open_small(model, DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)) as runner:
-        always_drafts(runner, monkeypatch)
-        drafted = answer(runner)
-    assert [token.id for token in expected.tokens] == [token.id for token in drafted.tokens]
+        draft_always(runner, 4)
+        drafted = answer(runner, PROMPT)
+    assert ids(expected) == ids(drafted)
     assert drafted.n_drafted
