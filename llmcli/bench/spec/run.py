@@ -128,6 +128,7 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
         raise next(iter(obstacles.values()))
     opening = _OpenRequest(model.path, options, placement, drafting, config.native_sampling)
     results: dict[str, MethodResult] = {}
+    failures: list[UserError] = []
     # only the loaded draft file shows whether its model can draft
     for name in sorted(drafting, key=lambda name: drafting[name].file is None):
         try:
@@ -136,9 +137,10 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
             is_requested = bool(request.methods) or drafting[name].file is not None
             if not results and (is_requested or isinstance(error, AllocationError)):
                 raise
+            failures.append(error)
             obstacles[name] = error
     if not results:
-        raise next(iter(obstacles.values()))
+        raise next(iter((*failures, *obstacles.values())))
     return SpecResult(
         model.name,
         model.path,

@@ -21,7 +21,6 @@ from llmcli.runtime.drafting.eagle3 import EagleDrafter
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
 from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.runner import Runner
-from quant.convert import checkpoint_source
 from quant.model_file.read_header import read_header
 from quant.quantize import plan, write
 from tests.fixtures.cli import Done
@@ -342,12 +341,7 @@ def test_a_hybrid_gives_the_state_after_its_last_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model with recurrent state, whose drafts go back, and a draft that reads its last state."""
-    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
-    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
-    predicting_checkpoint.build("Qwen3_5ForCausalLM", tmp_path / "tiny")
-    source = checkpoint_source.open_checkpoint(tmp_path / "tiny")
-    path = tmp_path / "m.gguf"
-    write.write_model(plan.plan_quantization(source, "F32"), path, threads=1)
+    path = predicting_checkpoint.write_gguf(tmp_path / "m.gguf")
     header = read_header(path)
     n_layers = header.get_int("block_count") - 1
     draft = tiny_gguf.eagle3(

@@ -4,7 +4,6 @@ those that numpy computes from the same hidden state.
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -24,11 +23,8 @@ from llmcli.runtime.drafting.heads_file import (
     HeadShapes,
     output_matrix,
 )
-from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
-from quant.convert import checkpoint_source
-from quant.model_file.load_checks import HEADS_ARCHITECTURE
 from quant.model_file.read_header import read_header
-from quant.quantize import plan, write
+from tests.fixtures.draft_heads import HeadWeights, write_heads
 from tests.fixtures.small_runner import (
     answer,
     check_only_lone_answers_are_drafted,
@@ -40,7 +36,6 @@ from tests.quant import predicting_checkpoint, tiny_gguf
 
 PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 250, 20))
 HIDDEN, VOCABULARY = 64, 300
-Weights = dict[str, np.ndarray]
 
 
 def head_shapes(method: str, has_outputs: bool = False, n_heads: int = 4) -> HeadShapes:
@@ -48,33 +43,9 @@ def head_shapes(method: str, has_outputs: bool = False, n_heads: int = 4) -> Hea
     return HeadShapes(method, HIDDEN, VOCABULARY, n_heads, n_layers, n_hidden, has_outputs)
 
 
-def write_heads(path: Path, shapes: HeadShapes, model: Path, scale: float = 0.3) -> Weights:
-    """Write random heads for a model, and return their weights."""
-    random = np.random.default_rng(5)
-    weights = {
-        name: random.normal(0, scale, shape[::-1]).astype(np.float32)
-        for name, shape in shapes.tensors().items()
-    }
-    writer = gguf.GGUFWriter(path, HEADS_ARCHITECTURE)
-    writer.add_string(f"{HEADS_ARCHITECTURE}.method", shapes.method)
-    writer.add_string(f"{HEADS_ARCHITECTURE}.vocab_hash", vocabulary_hash(read_header(model)))
-    for key, value in (
-        ("embedding_length", shapes.n_embd),
-        ("vocab_size", shapes.n_vocab),
-        ("head_count", shapes.n_heads),
-        ("block_count", shapes.n_layers),
-    ):
-        writer.add_uint32(f"{HEADS_ARCHITECTURE}.{key}", value)
-    for name, values in weights.items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return weights
-
-
-def guess(shapes: HeadShapes, weights: Weights, output: np.ndarray, state: np.ndarray) -> list[int]:
+def guess(
+    shapes: HeadShapes, weights: HeadWeights, output: np.ndarray, state: np.ndarray
+) -> list[int]:
     """Return the likeliest tokens of the heads, in float64."""
     found = []
     for head in range(shapes.n_heads):
@@ -237,12 +208,7 @@ def test_final_states_are_those_of_passes_with_all_logits(model_file: Path) -> N
 
 
 def test_heads_draft_for_a_hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
-    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
-    predicting_checkpoint.build("Qwen3_5ForCausalLM", tmp_path / "tiny")
-    source = checkpoint_source.open_checkpoint(tmp_path / "tiny")
-    model = tmp_path / "m.gguf"
-    write.write_model(plan.plan_quantization(source, "F32"), model, threads=1)
+    model = predicting_checkpoint.write_gguf(tmp_path / "m.gguf")
     n_embd, n_vocab = output_matrix(read_header(model)).shape
     shapes = HeadShapes(MEDUSA, n_embd, n_vocab, 4, 1, 0, False)
     write_heads(tmp_path / "h.gguf", shapes, model)
