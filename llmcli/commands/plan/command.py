@@ -98,7 +98,7 @@ def plan(
     draft, ngram_draft = _read_draft_options(draft, ngram_draft, model_draft)
     if measure and model_draft:
         raise UsageError(
-            "--measure does not support a draft model", hint="leave out --measure or -md"
+            "--measure does not support a draft file", hint="leave out --measure or -md"
         )
     options = RunOptions(
         ctx_size or None,
