@@ -83,7 +83,7 @@ DraftMethod = Annotated[
     typer.Option(
         "--draft",
         metavar="METHOD",
-        help="Add what drafts need with this method, one of those of run; default: auto.",
+        help="Add what drafts need with this method, one of those of run.",
     ),
 ]
 Draft = Annotated[

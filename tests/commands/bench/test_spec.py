@@ -338,6 +338,8 @@ def test_the_page_has_all_charts_and_loads_nothing(
         "Acceptance of slow",
         "Cost of a pass",
     ]
+    with_file = build_page(replace(result(), draft_path=Path("heads.gguf")))
+    assert "in interleaved pairs, with the drafts of heads.gguf." in with_file.subtitle
     out = tmp_path / "spec.html"
     words = ("bench", "spec", str(stories_gguf), "--methods", "ngram", "--tasks", "edit")
     done = llmcli(*words, "-n", "12", "--pairs", "1", "-t", "1", "-o", str(out), "--chart")
