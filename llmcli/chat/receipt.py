@@ -200,7 +200,6 @@ def _effective_flags(chat: ChatSession, run_flags: RunFlags) -> dict[str, Any]:
     conversation, runner = chat.conversation, chat.runner
     constraint, options = conversation.constraint, runner.options
     template = runner.template.source if runner.template and run_flags.chat_template else None
-    draft_file = runner.drafting.model or runner.drafting.heads
     flags: dict[str, Any] = {
         "system": conversation.system or "",
         "chat_template": template,
@@ -215,7 +214,7 @@ def _effective_flags(chat: ChatSession, run_flags: RunFlags) -> dict[str, Any]:
         "on_full": conversation.on_full if conversation.on_full != "stop" else None,
         "quant": run_flags.quant,
         "draft": runner.drafting.method if runner.drafting.method != "auto" else None,
-        "model_draft": str(draft_file) if draft_file else None,
+        "model_draft": str(runner.drafting.file) if runner.drafting.file else None,
         "ngram_draft": runner.ngram_draft,
     }
     if constraint:

@@ -12,9 +12,10 @@ from llmcli.catalog import catalog, store
 from llmcli.catalog.fetch import FetchedModel
 from llmcli.config import Config
 from llmcli.errors import UserError
+from llmcli.model_loader.draft_file import prepare_draft_file
 from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.model_loader.prepare import prepare_model
-from llmcli.model_loader.rehearsal.rehearse import rehearse_file, rehearse_model
+from llmcli.model_loader.rehearsal.rehearse import rehearse_model
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.model_loader.template_option import read_template_option
 from llmcli.planning import resolve_options
@@ -26,9 +27,7 @@ from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.compute_thread import open_on_compute_thread
-from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings, require_heads_for
-from llmcli.runtime.drafting.eagle3_match import EAGLE3
-from llmcli.runtime.drafting.heads_file import HEAD_METHODS, is_heads_file
+from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings, choose_drafting
 from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.text.chat_template import ChatTemplate
@@ -230,40 +229,16 @@ class ModelSwitcher:
             )
 
     def _draft_settings(self, model: FetchedModel, header: ModelHeader) -> DraftSettings:
-        """Return the settings of speculative decoding, after preparing the draft model if there is
-        one. Samples and beams are generated without drafts.
-
-        Raises UserError if the draft model cannot draft for `model`, before either is loaded. Its hint is the draft model that the catalog names.
+        """Return the settings of speculative decoding, after preparing the draft file if there is
+        one. Samples and beams are generated without drafts. Raises like `prepare_draft_file`.
         """
         flags = self.run_flags
-        if flags.samples > 1 or flags.search.beams > 1 or flags.draft == "off":
+        if flags.samples > 1 or flags.search.beams > 1:
             return NO_DRAFTING
-        ngram = "on" if flags.draft == "ngram" else flags.ngram_draft
+        settings = choose_drafting(flags.draft, flags.ngram_draft)
         if flags.model_draft is None:
-            return DraftSettings(ngram, method=flags.draft)
-        with allow_interrupts():
-            draft = prepare_model(flags.model_draft, None, self.config, self.ui)
-        suggestion = model.entry.draft if model.entry else ""
-        draft_header = read_header(draft.path)
-        if is_heads_file(draft_header):
-            heads = require_heads_for(header, draft.path)
-            method = heads.shapes.method
-            if flags.draft not in ("auto", method):
-                raise UserError(
-                    f"{draft.path.name} has heads for --draft {method}, not for --draft "
-                    f"{flags.draft}",
-                    hint=f"leave out --draft {flags.draft}",
-                )
-            return DraftSettings(ngram, None, method, draft.path)
-        if flags.draft in HEAD_METHODS:
-            raise UserError(
-                f"{draft.path.name} has no heads for --draft {flags.draft}: it is a model",
-                hint="use --draft model",
-            )
-        settings = DraftSettings(ngram, draft.path, flags.draft).for_draft_file(header, suggestion)
-        if settings.method != EAGLE3:  # which computes nothing without the model
-            rehearse_file(draft.path, self.config, self.ui)
-        return settings
+            return settings
+        return prepare_draft_file(flags.model_draft, settings, model, header, self.config, self.ui)
 
 
 def format_layers(count: int) -> str:

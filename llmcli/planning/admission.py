@@ -184,7 +184,7 @@ def _surely_fits(plan: RunPlan) -> bool:
         draft_bytes = upper_bound.upper_bound_bytes(draft, plan.draft_context)
         draft_bytes += layer_input_bytes(draft, plan.context)
     if plan.drafting.heads:
-        draft_bytes += plan.drafting.heads.stat().st_size
+        draft_bytes += plan.drafting.heads.nbytes
     needed = upper_bound.upper_bound_bytes(plan.header, plan.context) + PROCESS_BYTES + draft_bytes
     addresses = memory_limits.address_free_bytes()
     threads = max(plan.context.n_threads, plan.context.n_threads_batch)

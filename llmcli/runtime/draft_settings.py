@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmcli.errors import UserError
+from llmcli.errors import UsageError, UserError
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.eagle_context import (
@@ -46,10 +46,13 @@ from llmcli.runtime.drafting.eagle3_match import (
     read_layers,
     require_eagle3_match,
 )
-from llmcli.runtime.drafting.head_graph import HeadGraph, open_heads
+from llmcli.runtime.drafting.head_graph import open_heads
 from llmcli.runtime.drafting.heads_file import (
+    BLOCKWISE,
     HEAD_METHODS,
+    MEDUSA,
     DraftHeads,
+    is_heads_file,
     read_heads,
     require_fitting_heads,
 )
@@ -73,6 +76,13 @@ METHODS = (
     "eagle3",
     *HEAD_METHODS,
 )  # of --draft
+# the methods that need a file (-md), and what it must be
+DRAFT_FILES = {
+    "model": "a draft model",
+    EAGLE3: "an EAGLE-3 draft of the model",
+    MEDUSA: "draft heads",
+    BLOCKWISE: "draft heads",
+}
 MIN_DRAFT_ROWS = PASS_ROWS[0]  # tokens of the shortest pass that checks a draft
 FLOAT_TYPES = ("f32", "f16", "bf16")
 MIN_BRANCHES = 8  # sequences for the branches of trees of tokens, if there are any
@@ -84,11 +94,18 @@ class DraftSettings:
     """The user's settings of speculative decoding."""
 
     ngram: str = "auto"  # one of NGRAM_DRAFT_MODES: whether to guess from repetitions in the text
-    model: Path | None = None  # the GGUF file of a draft model, or of an EAGLE-3 draft
+    # the GGUF file of a draft model or of an EAGLE-3 draft; before `for_draft_file`, also of heads
+    model: Path | None = None
     method: str = "auto"  # one of METHODS; all but "auto" use no other method
-    heads: Path | None = None  # the file of the draft heads of the methods that have some
+    heads: DraftHeads | None = None  # of the methods that have some
+    is_checked: bool = False  # whether `for_draft_file` has checked the file
     # whether to create the drafters even where they can save no time, so that they can be measured
     measures: bool = False
+
+    @property
+    def file(self) -> Path | None:
+        """Return the draft file (-md)."""
+        return self.heads.path if self.heads else self.model
 
     @property
     def is_requested(self) -> bool:
@@ -117,46 +134,56 @@ class DraftSettings:
         is_exact = _can_be_exact(options, uses_gpu) and not options.reproducible
         return has_layers and self.method == "auto" and self.ngram != "off" and is_exact
 
-    def for_draft_file(self, model: ModelHeader, suggestion: str = "") -> "DraftSettings":
+    def for_draft_file(
+        self, model: ModelHeader, suggestion: str = "", *, has_weights: bool = True
+    ) -> "DraftSettings":
         """Return the settings with the method that the draft file is for: an EAGLE-3 draft means
-        --draft eagle3. `suggestion`: the name of a model that can draft, for the hint.
+        --draft eagle3, and draft heads the method that they were trained for. A file is checked
+        only once. `suggestion`: the name of a model that can draft, for the hint. `has_weights`:
+        whether the file has more than its header.
 
         Raises UserError if the file cannot draft for `model` with the method that the user has
         named.
         """
-        if self.model is None:
-            if self.method == EAGLE3:
-                raise UserError(NO_EAGLE3_FILE, hint=EAGLE3_HINT)
+        if self.model is None or self.is_checked:
             return self
         draft = read_header.read_header(self.model)
+        if is_heads_file(draft):
+            heads = read_heads(draft)
+            self._require_use(heads.shapes.method, f"has heads for --draft {heads.shapes.method}")
+            require_fitting_heads(model, heads)
+            return replace(self, model=None, method=heads.shapes.method, heads=heads)
         if not is_eagle3(draft):
-            if self.method == EAGLE3:
-                raise UserError(
-                    f"--draft eagle3: {self.model.name} is a model of architecture "
-                    f"{draft.architecture}, not an EAGLE-3 draft",
-                    hint="--draft model, or name an EAGLE-3 draft with -md REF",
-                )
+            self._require_use("model", f"is a model of architecture {draft.architecture}")
             load_checks.check_loadable(draft)
             require_same_vocabulary(model, draft, suggestion)
-            return self
-        if self.method not in ("auto", EAGLE3):
-            raise UserError(
-                f"--draft {self.method}: {self.model.name} is an EAGLE-3 draft, not a model",
-                hint="--draft eagle3",
-            )
-        if self.ngram == "on":
-            raise UserError(
-                f"--draft eagle3, for which {self.model.name} is, does not use --ngram-draft",
-                hint="leave out --ngram-draft or --model-draft",
-            )
+            return replace(self, is_checked=True)
+        self._require_use(EAGLE3, "is an EAGLE-3 draft")
         load_checks.check_loadable(draft, is_draft=True)
-        require_eagle3_match(model, draft)
+        require_eagle3_match(model, draft, has_weights=has_weights)
         if not can_read_layer_inputs():
             raise UserError(
                 "--draft eagle3: this build of llama.cpp does not give the inputs of layers",
                 hint="leave out --model-draft",
             )
-        return replace(self, method=EAGLE3)
+        return replace(self, method=EAGLE3, is_checked=True)
+
+    def _require_use(self, method: str, description: str) -> None:
+        """Raise UserError if the user has named another method than `method`, for which the draft
+        file is, or --ngram-draft beside a method that does not use it. `description`: what the file
+        is.
+        """
+        assert self.model
+        if self.method not in ("auto", method):
+            raise UserError(
+                f"--draft {self.method}: {self.model.name} {description}",
+                hint=f"--draft {method}, or name another file with -md REF",
+            )
+        if self.ngram == "on" and method != "model":
+            raise UserError(
+                f"--draft {method}, for which {self.model.name} is, does not use --ngram-draft",
+                hint="leave out --ngram-draft or --model-draft",
+            )
 
     def max_outputs(self, options: RunOptions, uses_gpu: bool) -> int:
         """Return how many rows of logits a pass of one sequence may need. It is 1 when nothing can
@@ -182,11 +209,14 @@ class DraftSettings:
         return total - n_sequences if total <= MAX_SEQUENCES else 0
 
 
-NO_EAGLE3_FILE, EAGLE3_HINT = (
-    "--draft eagle3 needs an EAGLE-3 draft of the model",
-    "name it with -md REF",
-)
 DEFAULT_DRAFTING, NO_DRAFTING = DraftSettings(), DraftSettings("off")
+
+
+def choose_drafting(method: str, ngram: str) -> DraftSettings:
+    """Return the settings of the options --draft and --ngram-draft."""
+    if method == "off":
+        return NO_DRAFTING
+    return DraftSettings("on" if method == "ngram" else ngram, method=method)
 
 
 def parse_method(text: str) -> str:
@@ -196,6 +226,16 @@ def parse_method(text: str) -> str:
     if text.lower() not in METHODS:
         raise UserError(f"draft is {text!r}", hint=f"--draft takes one of: {', '.join(METHODS)}")
     return text.lower()
+
+
+def require_draft_file(option: str, method: str, file: object) -> None:
+    """Raise UsageError if `method` needs a draft file and `file` is None. `option`: where the
+    method was named, such as "--draft".
+    """
+    if file is None and method in DRAFT_FILES:
+        raise UsageError(
+            f"{option} {method} needs {DRAFT_FILES[method]}", hint="name the file with -md REF"
+        )
 
 
 def parse_ngram_draft(text: str) -> str:
@@ -243,7 +283,7 @@ def open_speculation(
 
     A draft model is opened with the same `options` and on the same devices as the model. It is
     closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
-    UserError when the draft model has a recurrent state, or when draft heads belong to another model.
+    UserError when the draft model has a recurrent state.
     """
     with ExitStack() as stack:
         speculation = _create_speculation(
@@ -296,7 +336,7 @@ def _create_speculation(
         else None
     )
     heads = (
-        stack.enter_context(_open_heads(settings.heads, header, options))
+        stack.enter_context(open_heads(settings.heads, header, options.threads or 1))
         if settings.heads
         else None
     )
@@ -429,23 +469,6 @@ def _open_draft_model(
                 hint="leave out --model-draft",
             )
         yield draft_context, measure_pass_cost(draft_context, PASS_ROWS[0])
-
-
-def require_heads_for(header: ModelHeader, path: Path) -> DraftHeads:
-    """Return the draft heads in the file `path`. Raises UserError if it has none, or if they do not
-    fit the model with this header.
-    """
-    heads = read_heads(read_header.read_header(path))
-    require_fitting_heads(header, heads)
-    return heads
-
-
-@contextmanager
-def _open_heads(path: Path, header: ModelHeader, options: RunOptions) -> Iterator[HeadGraph]:
-    """Open the draft heads in the file `path` for a model. Raises as `require_heads_for`."""
-    assert options.threads
-    with open_heads(require_heads_for(header, path), header, options.threads) as graph:
-        yield graph
 
 
 def _pays(cost: PassCost, max_rows: int) -> bool:

@@ -30,7 +30,6 @@ from llmcli.runtime.draft_settings import (
     NO_DRAFTING,
     DraftSettings,
     open_speculation,
-    require_heads_for,
     uses_gpu,
 )
 from llmcli.runtime.drafting.ngram import PromptLookup
@@ -569,8 +568,6 @@ def open_runner(
         if slots > 1:
             drafting = NO_DRAFTING
     context_settings = context_options(options, slots, drafting, placement, header)
-    if drafting.heads is not None:
-        require_heads_for(header, drafting.heads)
     opened = (
         reproducible.open_reproducible(header, context_settings, placement.on_host())
         if options.reproducible

@@ -6,7 +6,8 @@ usage: .venv/bin/python scripts/reference/speculation.py [--samples 20000] [--to
 
 The model is tests/data/stories260K in Q8_0. For mtp it is a tiny random model with a prediction
 layer (DeepSeek V3, and the hybrid Qwen3.5; needs torch and transformers), and for eagle3 a tiny
-random Llama with a random draft. The temperature is 1.2, with the 40 likeliest tokens. Each sample has its own seed. The reference text is the greedy answer. Samples
+random Llama with a random draft. The temperature is 1.2, with the 40 likeliest tokens. The random
+models choose among five tokens, so that their drafts are often right. Each sample has its own seed. The reference text is the greedy answer. Samples
 are counted in cells, by the position at which a sample first differs from the reference and by its
 token there. The exact probability of a cell in plain decoding is the product of the token
 probabilities up to that position. Cells with fewer than five expected samples are merged. The ways
@@ -42,30 +43,47 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
-from llmcli.runtime.binding.contexts.open_context import open_context, open_prediction_context
+from llmcli.runtime.binding.contexts.eagle_context import LayerInputs
+from llmcli.runtime.binding.contexts.open_context import (
+    open_context,
+    open_eagle_context,
+    open_prediction_context,
+)
 from llmcli.runtime.binding.contexts.prediction_context import prediction_options
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.draft_settings import eagle_context_options
 from llmcli.runtime.drafting.acceptance import Acceptance
-from llmcli.runtime.drafting.base import Drafter, DrafterResources
-from llmcli.runtime.drafting.draft_model import DraftModel
+from llmcli.runtime.drafting.base import Drafter
+from llmcli.runtime.drafting.draft_model import DraftModel, ModelDrafts
+from llmcli.runtime.drafting.eagle3 import EagleDrafter
+from llmcli.runtime.drafting.eagle3_match import count_layers, read_layers
+from llmcli.runtime.drafting.head_graph import open_heads
+from llmcli.runtime.drafting.heads import HeadDrafter
+from llmcli.runtime.drafting.heads_file import MEDUSA, HeadShapes, read_heads
+from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafter
 from llmcli.runtime.drafting.lookahead import LookaheadDrafter
 from llmcli.runtime.drafting.mtp import PredictionDrafter
-from llmcli.runtime.drafting.ngram_pool import PoolDrafter, PoolDrafts
+from llmcli.runtime.drafting.ngram import NgramDrafts, PromptLookup
+from llmcli.runtime.drafting.ngram_pool import PoolDrafter
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import Sampling, default_sampling
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
 from llmcli.runtime.strategies.base import Speculation
 from quant.convert import checkpoint_source
+from quant.model_file.read_header import read_header
 from quant.quantize import plan, write
+from tests.fixtures.draft_heads import write_heads
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
 from tests.fixtures.fakes import FakeVocabulary
 
 STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
 TEXT = "Once upon a time, there was a"
 WARM = default_sampling().with_values({"temp": 1.2, "top_p": 1, "min_p": 0})
+FIVE_TOKENS = WARM.with_values({"logit_bias": tuple(f"{token}+100" for token in range(20, 25))})
 MIN_EXPECTED, ALPHA = 5, 0.01
 PREDICTING = {
     "mtp": "DeepseekV3ForCausalLM",
@@ -92,6 +110,7 @@ class Opened:
     prompt: tuple[int, ...]
     reference: list[int]
     probabilities: dict[Cell, float]
+    sampling: Sampling
 
     def engine(self, *drafters: Drafter, guess: int, max_branches: int = 1) -> Engine:
         """Return an engine with drafters, over the emptied context."""
@@ -114,11 +133,15 @@ def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
 
 
 def exact_probabilities(
-    context: Context, vocabulary: FakeVocabulary, prompt: tuple[int, ...], reference: list[int]
+    context: Context,
+    vocabulary: FakeVocabulary,
+    prompt: tuple[int, ...],
+    reference: list[int],
+    sampling: Sampling,
 ) -> dict[Cell, float]:
     """Return the exact probability of each cell, computed by passes over the reference text."""
     context.clear()
-    chain = make_chain(WARM, 0, None, vocabulary)
+    chain = make_chain(sampling, 0, None, vocabulary)
     assert isinstance(chain, NumpyChain)
     probabilities: dict[Cell, float] = {}
     prefix_probability, tokens = 1.0, list(prompt)
@@ -189,11 +212,11 @@ def stories_engine(
     """
     vocabulary = opened.vocabulary
     drafters: list[Drafter] = []
-    resources = DrafterResources(vocabulary, uses_pool=True, uses_lookahead=True)
     if way in ("model", "model-tree", "joint"):
         draft = stack.enter_context(open_model(files["Q4_0"], ON_HOST))
         context = stack.enter_context(open_context(draft, ContextOptions(256, n_outputs=4)))
-        drafters.append(DraftModel(context, vocabulary, 0.001, 0.0))
+        kind = ShortDraftModel if way == "joint" else DraftModel
+        drafters.append(kind(context, vocabulary, 0.001, 0.0))
         if way == "joint":
             drafters.append(SureLookup())
     elif way == "sure":
@@ -217,6 +240,16 @@ def stories_engine(
     return opened.engine(*drafters, guess=guess, max_branches=max_branches)
 
 
+class ShortDraftModel(DraftModel):
+    """A draft model whose trees leave room for two rows."""
+
+    def start(self, request: Request, seed: int) -> ModelDrafts:
+        drafts = super().start(request, seed)
+        find_shape = drafts.shape
+        drafts.shape = lambda limits: find_shape(limits).shorten(5)  # type: ignore[method-assign]
+        return drafts
+
+
 class SureLookup(PromptLookup):
     """Prompt lookup that guesses the first tokens of the text, whatever the last ones are."""
 
@@ -232,51 +265,75 @@ class SureLookup(PromptLookup):
         return drafts
 
 
-def write_heads(path: Path, model: Path) -> None:
-    """Write Medusa heads whose layers are zero, so that each guesses the model's own next token."""
-    header = read_header(model)
-    n_embd = header.get_int("embedding_length")
-    shapes = HeadShapes(MEDUSA, n_embd, vocabulary_size(header), 3, 1, has_outputs=False)
-    write_heads_file(path, shapes, header)
-
-
-class SurePool(PoolDrafter):
-    """A pool whose drafts are always worth their time."""
-
-    def start(self, request: Request, seed: int) -> PoolDrafts:
-        drafts = super().start(request, seed)
-        drafts.pool.acceptance = Sure()
-        return drafts
-
-
-def open_sampled(context: Context, model: Model, prompt: tuple[int, ...], n_tokens: int) -> Opened:
+def open_sampled(
+    context: Context,
+    model: Model,
+    prompt: tuple[int, ...],
+    n_tokens: int,
+    sampling: Sampling = WARM,
+) -> Opened:
     """Return a model with its greedy answer of `n_tokens` tokens."""
     vocabulary = FakeVocabulary(model.piece, lambda token: False, model.n_vocab)
-    greedy = Request(prompt, default_sampling().with_values({"temp": 0}), max_tokens=n_tokens)
+    greedy = Request(prompt, sampling.with_values({"temp": 0}), max_tokens=n_tokens)
     reference, _, _ = answer(Engine(context, vocabulary, None), greedy)
-    probabilities = exact_probabilities(context, vocabulary, prompt, reference)
-    return Opened(context, vocabulary, prompt, reference, probabilities)
+    probabilities = exact_probabilities(context, vocabulary, prompt, reference, sampling)
+    return Opened(context, vocabulary, prompt, reference, probabilities, sampling)
 
 
 def open_predicting(
-    stack: ExitStack, hf: str, folder: Path, n_tokens: int, guess: int
+    stack: ExitStack, way: str, folder: Path, n_tokens: int, guess: int
 ) -> tuple[Opened, Engine]:
     """Return a tiny random model with a prediction layer, and an engine that drafts with it."""
     from tests.quant import predicting_checkpoint
 
-    predicting_checkpoint.build(hf, folder / "tiny")
-    source = checkpoint_source.open_checkpoint(folder / "tiny")
-    write.write_model(plan.plan_quantization(source, "Q8_0"), folder / "tiny.gguf", threads=1)
-    model = stack.enter_context(open_model(folder / "tiny.gguf", ON_HOST, load_mtp=True))
-    options = ContextOptions(256, n_outputs=16, n_rs_seq=guess, outputs_states=True)
+    file = predicting_checkpoint.write_gguf(folder / "tiny.gguf", "Q8_0", PREDICTING[way])
+    model = stack.enter_context(open_model(file, ON_HOST, load_mtp=True))
+    is_tree = way.endswith("-tree")
+    options = ContextOptions(
+        256,
+        n_outputs=16,
+        n_rs_seq=guess,
+        outputs_states=True,
+        n_branches=N_BRANCHES if is_tree else 0,
+    )
     context = stack.enter_context(open_context(model, options))
     prediction = stack.enter_context(
         open_prediction_context(model, context, prediction_options(options))
     )
-    opened = open_sampled(context, model, tuple(range(7, 17)), n_tokens)
+    opened = open_sampled(context, model, tuple(range(7, 17)), n_tokens, FIVE_TOKENS)
     drafter = PredictionDrafter(context, prediction, opened.vocabulary)
+    return opened, start_engine(opened, drafter, is_tree, guess)
+
+
+def open_eagle(
+    stack: ExitStack, way: str, folder: Path, n_tokens: int, guess: int
+) -> tuple[Opened, Engine]:
+    """Return a tiny random Llama, and an engine that drafts with a random EAGLE-3 draft."""
+    from tests.quant import tiny_gguf
+
+    target = tiny_gguf.llama(folder / "target.gguf", hidden=64, ff=128, layers=6)
+    file = tiny_gguf.eagle3(folder / "draft.gguf")
+    header, draft_header = read_header(target), read_header(file)
+    model = stack.enter_context(open_model(target, ON_HOST))
+    options = ContextOptions(256, n_outputs=16, n_branches=N_BRANCHES)
+    context = stack.enter_context(open_context(model, options))
+    layers = read_layers(draft_header)
+    inputs = LayerInputs(context, layers, count_layers(header), context.n_embd)
+    draft = stack.enter_context(open_model(file, ON_HOST.for_header(draft_header)))
+    eagle = stack.enter_context(open_eagle_context(draft, inputs, eagle_context_options(options)))
+    opened = open_sampled(context, model, tuple(range(7, 17)), n_tokens, FIVE_TOKENS)
+    drafter = EagleDrafter(eagle, opened.vocabulary)
+    return opened, start_engine(opened, drafter, way.endswith("-tree"), guess)
+
+
+def start_engine(opened: Opened, drafter: HiddenStateDrafter, is_tree: bool, guess: int) -> Engine:
+    """Return an engine that always drafts with layers that read hidden states."""
     drafter.acceptance = Sure()
-    return opened, opened.engine(drafter, guess)
+    return opened.engine(
+        drafter,
+        guess=TREE_GUESSES if is_tree else guess,
+        max_branches=opened.context.max_branches if is_tree else 1,
+    )
 
 
 def with_seed(sampling: Sampling, seed: int) -> Sampling:
@@ -297,21 +354,27 @@ def main() -> int:
     args = parser.parse_args()
     worst = 1.0
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
-        files = {kind: Path(temporary) / f"stories-{kind}.gguf" for kind in ("Q8_0", "Q4_0")}
+        folder = Path(temporary)
+        files = {kind: folder / f"stories-{kind}.gguf" for kind in ("Q8_0", "Q4_0")}
         for kind, file in files.items():
             source = checkpoint_source.open_checkpoint(STORIES)
             write.write_model(plan.plan_quantization(source, kind), file, threads=1)
+        header = read_header(files["Q8_0"])
+        files["heads"] = folder / "heads.gguf"
+        shapes = HeadShapes(MEDUSA, header.get_int("embedding_length") or 0, 512, 3, 1, 0, False)
+        write_heads(files["heads"], shapes, files["Q8_0"], scale=0.0)
         model = stack.enter_context(open_model(files["Q8_0"], ON_HOST))
-        context = stack.enter_context(open_context(model, ContextOptions(256, n_outputs=16)))
+        options = ContextOptions(
+            256, n_outputs=16, n_branches=N_BRANCHES, outputs_final_states=True
+        )
+        context = stack.enter_context(open_context(model, options))
         prompt = tuple(model.tokenize(TEXT, special=False, add_special=True))
         stories = open_sampled(context, model, prompt, args.tokens)
         for way in args.ways:
-            if way in PREDICTING:
-                folder = Path(temporary) / way
-                folder.mkdir()
-                opened, engine = open_predicting(
-                    stack, PREDICTING[way], folder, args.tokens, args.guess
-                )
+            if way in PREDICTING or way in EAGLE:
+                (folder / way).mkdir()
+                open_tiny = open_eagle if way in EAGLE else open_predicting
+                opened, engine = open_tiny(stack, way, folder / way, args.tokens, args.guess)
             else:
                 opened = stories
                 engine = stories_engine(stack, way, stories, files, args.guess)
@@ -324,7 +387,7 @@ def sample(way: str, opened: Opened, engine: Engine, args: argparse.Namespace) -
     counts: Counter[Cell] = Counter()
     drafted = accepted = 0
     for number in range(args.samples):
-        sampling = with_seed(WARM, args.seed + number)
+        sampling = with_seed(opened.sampling, args.seed + number)
         request = Request(
             opened.prompt, sampling, max_tokens=args.tokens, strategy="speculative", ignore_eos=True
         )
@@ -334,7 +397,7 @@ def sample(way: str, opened: Opened, engine: Engine, args: argparse.Namespace) -
     engine.ledger.check()
     statistic, degrees_of_freedom, p = chi_square(counts, opened.probabilities, args.samples)
     print(
-        f"{way:10}  {args.samples} samples, {drafted} drafted, "
+        f"{way:14}  {args.samples} samples, {drafted} drafted, "
         f"{accepted / max(1, drafted):.0%} accepted: chi-square {statistic:.1f} at "
         f"{degrees_of_freedom} degrees of freedom, p {p:.3f}",
         flush=True,

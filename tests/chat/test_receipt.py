@@ -13,8 +13,11 @@ import pytest
 
 from llmcli.catalog import file_hashes
 from llmcli.chat import receipt
+from llmcli.runtime.drafting.heads_file import MEDUSA, HeadShapes
 from llmcli.runtime.sampling import sampling_settings
 from tests.fixtures.cli import Done
+from tests.fixtures.draft_heads import write_heads
+from tests.quant import tiny_gguf
 
 Llmcli = Callable[..., Done]
 RUN = ("Once upon a time", "-n", "12", "-t", "1", "-c", "256")
@@ -98,6 +101,19 @@ def test_a_replay_gives_the_same_tokens(
     assert done.code == 0
     assert "replay: the same " in done.err
     assert "differs" not in done.err
+
+
+def test_a_run_with_draft_heads_is_replayed(llmcli: Llmcli, tmp_path: Path) -> None:
+    model = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, layers=1, tied=True)
+    heads, path = tmp_path / "h.gguf", tmp_path / "receipt.json"
+    write_heads(heads, HeadShapes(MEDUSA, 64, 300, 4, 1, 0, False), model)
+    path.write_text(llmcli("run", str(model), *RUN, "--raw", "-md", str(heads), "--json").out)
+    document = json.loads(path.read_text())
+    flags = document["request"]["flags"]
+    assert (flags["draft"], flags["model_draft"]) == (MEDUSA, str(heads))
+    assert (document["draft"]["method"], document["draft"]["model"]) == (MEDUSA, str(heads))
+    done = llmcli("run", "--replay", str(path))
+    assert (done.code, "replay: the same" in done.err, "differs" in done.err) == (0, True, False)
 
 
 @pytest.mark.model

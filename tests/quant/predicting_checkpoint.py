@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from quant.convert import checkpoint_source
+from quant.quantize import plan, write
 from tests.quant import families, tiny_checkpoint
 
 RANDOM = np.random.default_rng(11)
@@ -19,6 +22,19 @@ def build(hf: str, folder: Path) -> Path:
     layer = predicting_layer(hf, tensors, families.settings(case)["num_hidden_layers"])
     tiny_checkpoint.save(folder / "model.safetensors", tensors | layer)
     return folder
+
+
+def write_gguf(path: Path, kind: str = "F32", hf: str = "Qwen3_5ForCausalLM") -> Path:
+    """Write a tiny model with a prediction layer, a hybrid unless `hf` names another class, as a
+    GGUF file of this type, and return `path`.
+    Skips the test without the packages that make the checkpoint.
+    """
+    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
+    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
+    folder = build(hf, path.with_suffix(".checkpoint"))
+    source = checkpoint_source.open_checkpoint(folder)
+    write.write_model(plan.plan_quantization(source, kind), path, threads=1)
+    return path
 
 
 def predicting_layer(hf: str, tensors: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ def llama(
     kv_heads: int = 2,
     tied: bool = False,
     experts: int = 0,
+    context: int = 64,
     arch: str = "llama",
     vocab: int = 300,
     seed: int = 0,
@@ -33,7 +34,7 @@ def llama(
     vocabulary is SentencePiece.
     """
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(64)
+    writer.add_context_length(context)
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
     writer.add_feed_forward_length(ff)

@@ -9,7 +9,8 @@ that drift of the machine's speed hits both. The answers are greedy, and none re
 The cost T(m) of a pass is measured before and after all answers, with an empty cache.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from llmcli.bench.spec.speed_bound import SpeedBound, find_bound
@@ -98,7 +99,8 @@ class MethodTrial:
 
     def plain(self, prompt: str) -> Answer:
         """Return the answer of plain decoding."""
-        return self._answer(prompt, "plain", "")
+        with self._unobserved():
+            return self._answer(prompt, "plain", "")
 
     def drafted(self, prompt: str, client: str) -> Answer:
         """Return the answer with drafts as the method makes them."""
@@ -113,7 +115,20 @@ class MethodTrial:
     def measure_cost(self) -> PassCost:
         """Return the cost of passes, measured with an empty cache."""
         self._empty_cache()
-        return measure_pass_cost(self.runner.context, self.used.max_rows)
+        with self._unobserved():
+            return measure_pass_cost(self.runner.context, self.used.max_rows)
+
+    @contextmanager
+    def _unobserved(self) -> Iterator[None]:
+        """Compute passes without the drafter, which otherwise copies and computes hidden states
+        after each pass.
+        """
+        context = self.runner.context
+        observe, context.on_computed = context.on_computed, None
+        try:
+            yield
+        finally:
+            context.on_computed = observe
 
     def _empty_cache(self) -> None:
         """Drop all cached tokens, also from host memory."""

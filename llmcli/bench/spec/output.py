@@ -1,4 +1,4 @@
-"""The output of `bench spec`: the JSON document, the table, and sentences about where drafts pay."""
+"""The output of `bench spec`: the JSON document, the table, and where drafts pay in sentences."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -164,12 +164,12 @@ def _describe_break_even(method: MethodResult, task: TaskResult) -> str:
         share = guess_seconds(task.longest) / method.cost.single_seconds
         right = task.longest.n_right / task.longest.n_guesses
         return (
-            f"{method.method}, {task.task}: drafts would save time on no machine: {right:.0%} of the "
-            f"guesses are right, and one takes {share:.2f} passes of one row"
+            f"{method.method}, {task.task}: drafts would save time on no machine: {right:.0%} of "
+            f"the guesses are right, and one takes {share:.2f} passes of one row"
         )
     return (
-        f"{method.method}, {task.task}: drafts save time where a pass of {rows} rows takes less than "
-        f"{need:.2f} passes of one row; here it takes {have:.2f}"
+        f"{method.method}, {task.task}: drafts save time where a pass of {rows} rows takes less "
+        f"than {need:.2f} passes of one row; here it takes {have:.2f}"
     )
 
 

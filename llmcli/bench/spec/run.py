@@ -2,7 +2,7 @@
 options of the command are in llmcli/commands/bench/spec.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,29 +11,38 @@ from llmcli.bench.spec.measure import MethodResult, MethodTrial, measure_method
 from llmcli.bench.spec.task_kinds import TASK_NAMES, TaskKind, load_task_kind
 from llmcli.bench.speed.parameter_grid import parse_words
 from llmcli.config import Config
-from llmcli.errors import UsageError, UserError
+from llmcli.errors import UserError
+from llmcli.model_loader.draft_file import prepare_draft_file
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file
 from llmcli.planning import resolve_options
 from llmcli.planning.state_budget import state_budget
+from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
-from llmcli.runtime.draft_settings import MIN_DRAFT_ROWS, DraftSettings
+from llmcli.runtime.draft_settings import (
+    DRAFT_FILES,
+    MIN_DRAFT_ROWS,
+    DraftSettings,
+    require_draft_file,
+    uses_gpu,
+)
 from llmcli.runtime.drafting import drafters
-from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.runner import open_runner
 from llmcli.ui import UI
+from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 
-DRAFT_MODEL, NGRAM = "model", "ngram"  # the methods of -md and --ngram-draft
-DEFAULT_CTX = 2048  # enough for the prompts and the longest answers
+DRAFT_MODEL, NGRAM = "model", "ngram"
+DEFAULT_CTX = 2048
+PROMPT_TOKENS = 1024  # room in the context for a prompt with its chat template
 NOT_OFFERED = "this model has no such drafts"
 
 
 @dataclass(frozen=True, slots=True)
 class SpecRequest:
     """What to measure. `methods`: None for all that the model offers. `n_tokens`: tokens of the
-    longest answers. `draft_ref`: the draft model.
+    longest answers. `draft_ref`: the draft file.
     """
 
     ref: str
@@ -47,8 +56,8 @@ class SpecRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpecResult:
-    """The measurements of all methods. `obstacles`: for each other method, why the model does not
-    offer it. `options`: as they were chosen for this machine.
+    """The measurements of all methods. `obstacles`: for each other method, why it was not measured.
+    `options`: as they were chosen for this machine.
     """
 
     name: str
@@ -62,12 +71,12 @@ class SpecResult:
 
 @dataclass(frozen=True, slots=True)
 class _OpenRequest:
-    """How the model is opened for each method."""
+    """How the model is opened. `drafting`: the settings of each method."""
 
     path: Path
     options: RunOptions
     placement: ModelPlacement
-    draft_path: Path | None
+    drafting: dict[str, DraftSettings]
     native_sampling: bool
 
 
@@ -76,8 +85,8 @@ def parse_methods(text: str | None, draft_ref: str | None) -> tuple[str, ...] | 
     if text is None:
         return None
     names = tuple(dict.fromkeys(parse_words("--methods", [text], method_names())))
-    if DRAFT_MODEL in names and draft_ref is None:
-        raise UsageError("--methods model needs a draft model", hint="name it with -md REF")
+    for name in names:
+        require_draft_file("--methods", name, draft_ref)
     return names
 
 
@@ -93,109 +102,134 @@ def method_names() -> list[str]:
 
 
 def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
-    """Measure all requested methods. Raises UserError if a method cannot be measured that was
-    requested by its name or with -md, or if there is none.
+    """Measure all requested methods. What fails after the first measurement is an obstacle of its
+    method. Raises UserError if a method cannot be measured that was requested by its name or with
+    -md, or if there is none.
     """
     model = prepare_model(request.ref, None, config, ui)
     rehearse_file(model.path, config, ui)
     header = read_header(model.path)
-    draft_path: Path | None = None
+    names = request.methods or tuple(method_names())
+    draft: DraftSettings | None = None
     if request.draft_ref is not None:
-        draft_path = prepare_model(request.draft_ref, None, config, ui).path
-        suggestion = model.entry.draft if model.entry else ""
-        require_same_vocabulary(header, read_header(draft_path), suggestion)
-        rehearse_file(draft_path, config, ui)
+        draft = prepare_draft_file(request.draft_ref, DraftSettings(), model, header, config, ui)
+        method = DRAFT_MODEL if draft.method == "auto" else draft.method
+        draft = replace(draft, method=method, measures=True)
+        _require_use(request, method)
     trained = header.context_length or DEFAULT_CTX
+    default_ctx = max(DEFAULT_CTX, request.n_tokens + PROMPT_TOKENS)
     options = replace(
-        request.options, ctx_size=request.options.ctx_size or min(DEFAULT_CTX, trained)
+        request.options, ctx_size=request.options.ctx_size or min(default_ctx, trained)
     )
     options, placement = resolve_options.resolve_options(header, options, ui.warn, note=ui.note)
     options = resolve_options.resolve_flash_attention(header, options, placement, config)
-    opening = _OpenRequest(model.path, options, placement, draft_path, config.native_sampling)
-    results: list[MethodResult] = []
-    errors: dict[str, UserError] = {}
-    uses_draft = False
-    for name in request.methods or method_names():
+    drafting, obstacles = _choose_settings(names, draft, header, options, placement)
+    if request.methods and obstacles:
+        raise next(iter(obstacles.values()))
+    opening = _OpenRequest(model.path, options, placement, drafting, config.native_sampling)
+    results: dict[str, MethodResult] = {}
+    failures: list[UserError] = []
+    # only the loaded draft file shows whether its model can draft
+    for name in sorted(drafting, key=lambda name: drafting[name].file is None):
         try:
-            measured, file = _measure(name, opening, request, ui)
-            results.append(measured)
-            uses_draft = uses_draft or file is not None
+            results[name] = _measure(name, opening, request, ui)
         except UserError as error:
-            if request.methods:
+            is_requested = bool(request.methods) or drafting[name].file is not None
+            if not results and (is_requested or isinstance(error, AllocationError)):
                 raise
-            errors[name] = error
-    if draft_path is not None and not uses_draft and DRAFT_MODEL in errors:
-        raise errors[DRAFT_MODEL]
+            failures.append(error)
+            obstacles[name] = error
     if not results:
-        raise next(iter(errors.values()))
-    obstacles = tuple((name, str(error)) for name, error in errors.items())
+        raise next(iter((*failures, *obstacles.values())))
     return SpecResult(
-        model.name, model.path, draft_path, options, request.n_tokens, tuple(results), obstacles
+        model.name,
+        model.path,
+        draft.file if draft else None,
+        options,
+        request.n_tokens,
+        tuple(results[name] for name in names if name in results),
+        tuple((name, str(obstacles[name])) for name in names if name in obstacles),
     )
 
 
-def _measure(
-    name: str, opening: _OpenRequest, request: SpecRequest, ui: UI
-) -> tuple[MethodResult, Path | None]:
-    """Open the model for the method `name`, and measure it. Return the result, and the file of -md
-    if the method needed it. Raises UserError if the model does not offer the method.
+def _require_use(request: SpecRequest, method: str) -> None:
+    """Raise UserError if --methods does not name `method`, for which the draft file is, or names
+    another one that needs a file.
+    """
+    if request.methods is None:
+        return
+    if method not in request.methods:
+        raise UserError(
+            f"-md {request.draft_ref} is for the method {method}, which --methods does not name",
+            hint=f"add {method} to --methods, or leave out -md",
+        )
+    for name in request.methods:
+        require_draft_file("--methods", name, request.draft_ref if name == method else None)
+
+
+def _choose_settings(
+    names: Iterable[str],
+    draft: DraftSettings | None,
+    header: ModelHeader,
+    options: RunOptions,
+    placement: ModelPlacement,
+) -> tuple[dict[str, DraftSettings], dict[str, UserError]]:
+    """Return the settings of each method that can be measured, and why each other method cannot, as
+    far as the files show it. `draft`: the settings of the method of the draft file; None without
+    one.
+    """
+    settings: dict[str, DraftSettings] = {}
+    obstacles: dict[str, UserError] = {}
+    for name in names:
+        if draft and name == draft.method:
+            settings[name] = draft
+            continue
+        if name in DRAFT_FILES:
+            obstacles[name] = UserError(f"it needs {DRAFT_FILES[name]} (-md)")
+            continue
+        ngram = "on" if name == NGRAM else "auto"
+        settings[name] = DraftSettings(ngram, method=name, measures=True)
+        try:
+            settings[name].uses_prediction(header, options, uses_gpu(placement))
+        except UserError as error:
+            del settings[name]
+            obstacles[name] = error
+    return settings, obstacles
+
+
+def _measure(name: str, opening: _OpenRequest, request: SpecRequest, ui: UI) -> MethodResult:
+    """Open the model for the method `name`, and measure it. Raises UserError if the model does not
+    offer the method.
     """
     n_steps = sum(request.n_pairs + len(task.prompts) for task in request.tasks)
     with ExitStack() as stack:
         with ui.status(f"loading for {name} …"):
-            trial, file = _open_trial(stack, name, opening, request.n_tokens)
+            trial = stack.enter_context(_open_trial(name, opening, request.n_tokens))
         with ui.bar(f"bench {name}", n_steps, "tests") as bar:
-            result = measure_method(trial, request.tasks, request.n_pairs, lambda: bar.advance(1))
-    return result, file
-
-
-def _open_trial(
-    stack: ExitStack, name: str, opening: _OpenRequest, n_tokens: int
-) -> tuple[MethodTrial, Path | None]:
-    """Open the model with the drafter `name`, until `stack` is closed. Methods other than `model`
-    get the file of -md only if they need one; return it, too. Raises UserError if the model does
-    not offer the method.
-    """
-    if name == DRAFT_MODEL and opening.draft_path is None:
-        raise UserError("it needs a draft model (-md)", hint="-md REF")
-    files = [opening.draft_path] if name == DRAFT_MODEL else [None, opening.draft_path]
-    problem: UserError | None = None
-    for file in dict.fromkeys(files):
-        with ExitStack() as attempt:
-            try:
-                runner = attempt.enter_context(_open_runner(name, file, opening))
-            except UserError as error:
-                problem = problem or error
-                continue
-            speculation = runner.engine.resources.speculation
-            chosen = [
-                drafter
-                for drafter in (speculation.drafters if speculation else ())
-                if drafter.name == name
-            ]
-            if speculation and chosen:
-                stack.push(attempt.pop_all())
-                speculation = replace(speculation, drafters=tuple(chosen))
-                return MethodTrial(runner, speculation, n_tokens), file
-            is_too_small = runner.context.n_batch < MIN_DRAFT_ROWS
-            problem = problem or UserError(runner.draft_obstacle if is_too_small else NOT_OFFERED)
-    assert problem
-    raise problem
+            return measure_method(trial, request.tasks, request.n_pairs, lambda: bar.advance(1))
 
 
 @contextmanager
-def _open_runner(name: str, file: Path | None, opening: _OpenRequest) -> Iterator[Runner]:
-    """Open the model with the method `name` and the draft model `file`."""
-    drafting = DraftSettings("on" if name == NGRAM else "auto", file, name, measures=True)
+def _open_trial(name: str, opening: _OpenRequest, n_tokens: int) -> Iterator[MethodTrial]:
+    """Open the model with the drafter `name`. Raises UserError if the model does not offer it."""
     with open_runner(
         opening.path,
         opening.options,
         placement=opening.placement,
         native_sampling=opening.native_sampling,
-        drafting=drafting,
+        drafting=opening.drafting[name],
     ) as runner:
         # recurrent state may need a checkpoint before a draft
         runner.engine.schedule = replace(
             runner.engine.schedule, host_bytes=state_budget(runner.mapped_bytes)
         )
-        yield runner
+        speculation = runner.engine.resources.speculation
+        chosen = tuple(
+            drafter
+            for drafter in (speculation.drafters if speculation else ())
+            if drafter.name == name
+        )
+        if not speculation or not chosen:
+            is_too_small = runner.context.n_batch < MIN_DRAFT_ROWS
+            raise UserError(runner.draft_obstacle if is_too_small else NOT_OFFERED)
+        yield MethodTrial(runner, replace(speculation, drafters=chosen), n_tokens)

@@ -123,10 +123,10 @@ def _draft_record(runner: Runner) -> dict[str, Any]:
     """Return the field `draft` of the JSON document, if the user has turned drafting on."""
     if not runner.drafting.is_requested:
         return {}
-    model = runner.drafting.model
+    file = runner.drafting.file
     return {
         "draft": {
-            "model": str(model) if model else None,
+            "model": str(file) if file else None,
             "ngram": runner.ngram_draft,
             "method": runner.drafting.method,
             "obstacle": runner.draft_obstacle or None,

@@ -42,12 +42,17 @@ DraftModel = Annotated[
         "--model-draft",
         metavar="REF",
         autocompletion=complete_models,
-        help="The draft model of the method `model`.",
+        help="The draft model, EAGLE-3 draft or draft heads to measure.",
     ),
 ]
 Context = Annotated[
     int | None,
-    typer.Option("-c", "--ctx-size", min=1, help="Context size in tokens; default 2048."),
+    typer.Option(
+        "-c",
+        "--ctx-size",
+        min=1,
+        help="Context size in tokens; default 2048, or more for long answers.",
+    ),
 ]
 Threads = Annotated[
     int | None,

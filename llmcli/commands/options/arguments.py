@@ -83,7 +83,7 @@ DraftMethod = Annotated[
     typer.Option(
         "--draft",
         metavar="METHOD",
-        help="Add what drafts with the model's own prediction layers need: mtp.",
+        help="Add what drafts need with this method, one of those of run.",
     ),
 ]
 Draft = Annotated[
@@ -93,8 +93,12 @@ Draft = Annotated[
         "--model-draft",
         metavar="REF",
         autocompletion=complete_models,
-        help="Add a draft model.",
+        help="Add a draft model, an EAGLE-3 draft or draft heads.",
     ),
+]
+NgramDraft = Annotated[
+    str,
+    typer.Option("--ngram-draft", metavar="MODE", help="Drafts from repetitions: on, off, auto."),
 ]
 
 

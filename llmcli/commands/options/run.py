@@ -546,12 +546,10 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     """
     from llmcli.commands.options.constraint import take_constraint
     from llmcli.runtime.draft_settings import (
-        EAGLE3_HINT,
-        NO_EAGLE3_FILE,
         parse_method,
         parse_ngram_draft,
+        require_draft_file,
     )
-    from llmcli.runtime.drafting.heads_file import HEAD_METHODS
     from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.sampling import default_sampling, sampling_settings
 
@@ -573,14 +571,7 @@ def parse_run_flags(ctx: typer.Context, recorded: Mapping[str, object] | None = 
     constraint = take_constraint(typed)
     flags = RunFlags(options, settings, search, frozenset(runtime), **typed, constraint=constraint)
     check_conflicts(flags)
-    if flags.draft == "model" and flags.model_draft is None:
-        raise UsageError("--draft model needs a draft model", hint="name it with -md REF")
-    if flags.draft == "eagle3" and flags.model_draft is None:
-        raise UsageError(NO_EAGLE3_FILE, hint=EAGLE3_HINT)
-    if flags.draft in HEAD_METHODS and flags.model_draft is None:
-        raise UsageError(
-            f"--draft {flags.draft} needs draft heads", hint="name their file with -md HEADS.gguf"
-        )
+    require_draft_file("--draft", flags.draft, flags.model_draft)
     return flags
 
 

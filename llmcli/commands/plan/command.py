@@ -1,7 +1,7 @@
 """`llmcli plan`: predicts the memory of a run without loading the model, and prints it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from llmcli.commands.options.arguments import (
     Json,
     Layers,
     Measure,
+    NgramDraft,
     Parallel,
     Quant,
     Ref,
@@ -62,8 +63,9 @@ def plan(
     parallel: Parallel = 1,
     unified: Unified = True,
     quant: Quant = None,
-    draft: DraftMethod = "off",
+    draft: DraftMethod = "auto",
     model_draft: Draft = None,
+    ngram_draft: NgramDraft = "auto",
     measure: Measure = False,
     *,
     reporting: ReportOptions,
@@ -93,9 +95,10 @@ def plan(
     config, ui = start_command(json, offline, trust=trust)
     placement_options = placement_flags.join(ui)
     reporting.check_path()
+    draft, ngram_draft = _read_draft_options(draft, ngram_draft, model_draft)
     if measure and model_draft:
         raise UsageError(
-            "--measure does not support a draft model", hint="leave out --measure or -md"
+            "--measure does not support a draft file", hint="leave out --measure or -md"
         )
     options = RunOptions(
         ctx_size or None,
@@ -112,14 +115,16 @@ def plan(
         header = read_header.read_header(subject.path)
         load_checks.check_loadable(header)
         rehearse_model(header, config, ui, computes=measure)
-        drafting = _read_drafting(draft, model_draft)
-        context, placement, reading = _resolve(
-            header, options, parallel, unified, drafting, config, ui
-        )
-        with _with_draft(model_draft, ref, header, context, placement, config, ui) as (
-            context,
-            draft_planner,
-        ):
+        with ExitStack() as stack:
+            drafting = stack.enter_context(
+                _open_drafting(draft, ngram_draft, model_draft, ref, header, config, ui)
+            )
+            context, placement, reading = _resolve(
+                header, options, parallel, unified, drafting, config, ui
+            )
+            draft_planner = stack.enter_context(
+                _open_draft_planner(drafting, header, context, placement)
+            )
             predicted, measured = _plan_and_measure(
                 subject, header, context, placement, draft_planner, measure
             )
@@ -212,78 +217,102 @@ def _plan_and_measure(
     return predicted, memory_plan.measure_loaded(header, context, placement) if measure else None
 
 
+def _read_draft_options(method: str, ngram: str, draft_ref: str | None) -> tuple[str, str]:
+    """Return the values of --draft and --ngram-draft. Raises UserError, and UsageError for options
+    that `run` refuses together.
+    """
+    from llmcli.commands.options.run import check_conflicts
+    from llmcli.model_loader.run_flags import RunFlags
+    from llmcli.runtime.draft_settings import (
+        parse_method,
+        parse_ngram_draft,
+        require_draft_file,
+    )
+    from llmcli.runtime.requests.beam_settings import NO_SEARCH
+    from llmcli.runtime.requests.request import RunOptions
+
+    method, ngram = parse_method(method), parse_ngram_draft(ngram)
+    check_conflicts(
+        RunFlags(
+            RunOptions(),
+            {},
+            NO_SEARCH,
+            draft=method,
+            ngram_draft=ngram,
+            model_draft=draft_ref,
+        )
+    )
+    require_draft_file("--draft", method, draft_ref)
+    return method, ngram
+
+
 @contextmanager
-def _with_draft(
+def _open_drafting(
+    method: str,
+    ngram: str,
     draft_ref: str | None,
     ref: str,
     header: "ModelHeader",
-    context: "ContextOptions",
-    placement: "ModelPlacement",
     config: "Config",
     ui: "UI",
-) -> "Iterator[tuple[ContextOptions, Planner | None]]":
-    """Within the block, add the draft model `draft_ref` to the plan of the model `ref`. Yields the
-    context options for a run with drafts, and a planner of the draft model.
-
-    Without a draft model (`draft_ref` is None), yields `context` and None. Draft heads have no
-    context: a note says what their weights take.
+) -> "Iterator[DraftSettings]":
+    """Return the settings of --draft, --ngram-draft and --model-draft. The draft file `draft_ref`
+    for the model `ref`, or its stand-in, exists within the block. A note says what the weights of
+    draft heads take, which have no context.
     """
     from llmcli.catalog.fetch import resolve_ref
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
-    from llmcli.planning.dry_runs.memory_plan import open_memory_planner
-    from llmcli.runtime.draft_settings import draft_file_options, require_heads_for
-    from llmcli.runtime.drafting.eagle3_match import is_eagle3, require_eagle3_match
-    from llmcli.runtime.drafting.heads_file import is_heads_file
-    from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
-    from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
+    from llmcli.runtime.draft_settings import choose_drafting
+    from llmcli.runtime.drafting.eagle3_match import EAGLE3
     from llmcli.units import format_size
-    from quant.model_file import load_checks, read_header
+    from quant.model_file import read_header
 
+    settings = choose_drafting(method, ngram)
     if draft_ref is None:
-        yield context, None
+        yield settings
         return
     with planned_file(draft_ref, None, config, ui) as subject:
-        draft_header = read_header.read_header(subject.path)
-        if is_heads_file(draft_header):
-            heads = require_heads_for(header, subject.path)
-            ui.note(
-                f"the weights of the draft heads take {format_size(heads.nbytes)} in addition, "
-                "which stay in their file"
-            )
-            yield replace(context, n_outputs=MAX_PASS_ROWS, outputs_final_states=True), None
-            return
-        is_draft = is_eagle3(draft_header)
-        load_checks.check_loadable(draft_header, is_draft=is_draft)
-        if is_draft:
-            require_eagle3_match(header, draft_header, has_weights=not subject.unloadable_reason)
-        else:
-            entry = resolve_ref(ref, config).entry
-            require_same_vocabulary(header, draft_header, entry.draft if entry else "")
-            rehearse_model(draft_header, config, ui, computes=False)
-        context = replace(context, n_outputs=MAX_PASS_ROWS)
-        with open_memory_planner(
-            draft_header,
-            draft_file_options(draft_header, context),
-            placement.for_draft(),
-            target=header.path if is_draft else None,
-        ) as open_planner:
-            yield context, open_planner
-
-
-def _read_drafting(method: str, draft_ref: str | None) -> "DraftSettings":
-    """Return the settings of --draft. Those of a draft model are only its memory (_with_draft).
-    Raises UsageError for a method that does not need the memory of a plan.
-    """
-    from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
-
-    if method not in ("off", "mtp"):
-        raise UsageError(
-            f"--draft {method}: a plan knows mtp and off", hint="-md plans a draft model"
+        entry = resolve_ref(ref, config).entry
+        settings = replace(settings, model=subject.path).for_draft_file(
+            header, entry.draft if entry else "", has_weights=not subject.unloadable_reason
         )
-    if method == "mtp" and draft_ref:
-        raise UsageError("--draft mtp does not use -md", hint="leave one of them out")
-    return DraftSettings(method="mtp") if method == "mtp" else NO_DRAFTING
+        if settings.heads:
+            ui.note(
+                f"the weights of the draft heads take {format_size(settings.heads.nbytes)} in "
+                "addition, which stay in their file"
+            )
+        elif settings.method != EAGLE3:
+            rehearse_model(read_header.read_header(subject.path), config, ui, computes=False)
+        yield settings
+
+
+@contextmanager
+def _open_draft_planner(
+    drafting: "DraftSettings",
+    header: "ModelHeader",
+    context: "ContextOptions",
+    placement: "ModelPlacement",
+) -> "Iterator[Planner | None]":
+    """Yield the planner of the draft model or of the EAGLE-3 draft for a model with this header and
+    context; None without one.
+    """
+    from llmcli.planning.dry_runs.memory_plan import open_memory_planner
+    from llmcli.runtime.draft_settings import draft_file_options
+    from llmcli.runtime.drafting.eagle3_match import is_eagle3
+    from quant.model_file import read_header
+
+    if drafting.model is None:
+        yield None
+        return
+    draft_header = read_header.read_header(drafting.model)
+    with open_memory_planner(
+        draft_header,
+        draft_file_options(draft_header, context),
+        placement.for_draft(),
+        target=header.path if is_eagle3(draft_header) else None,
+    ) as planner:
+        yield planner
 
 
 def _resolve(

@@ -7,15 +7,18 @@ of this process during the dry run. A size of None means that it is unknown.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
-from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.contexts.open_context import open_context, open_prediction_context
+from llmcli.runtime.binding.contexts.prediction_context import prediction_options
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.placement import devices
@@ -438,37 +441,40 @@ def largest_gpu_layers(
 def measure_loaded(
     header: ModelHeader, options: ContextOptions, placement: ModelPlacement
 ) -> MemoryPlan:
-    """Load the model, compute one micro-batch, and return the memory that it then has. Raises
-    UserError if llama.cpp cannot load the file.
+    """Load the model, compute one micro-batch, and return the memory that it then has. Where the
+    context keeps hidden states, the prediction layers (MTP) compute a token, too. Raises UserError
+    if llama.cpp cannot load the file.
     """
-    with (
-        open_model(header.path, placement.for_header(header)) as model,
-        open_context(model, options) as context,
-    ):
+    predicts = options.outputs_states
+    with ExitStack() as stack:
+        model = stack.enter_context(
+            open_model(header.path, placement.for_header(header), load_mtp=predicts)
+        )
+        context = stack.enter_context(open_context(model, options))
         breakdown = context.memory_breakdown()
         count = min(context.n_ubatch, context.n_batch, context.n_ctx - 1)
+        n_rows = min(count, context.n_outputs)
         token = model.bos if model.bos is not None else 0
-        context.decode(
-            BatchRows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True])
-        )
+        wanted = [False] * (count - n_rows) + [True] * n_rows
+        context.decode(BatchRows([token] * count, range(count), [0] * count, wanted))
+        output = context.output_bytes
+        if predicts:
+            prediction = stack.enter_context(
+                open_prediction_context(model, context, prediction_options(options))
+            )
+            prediction.predict([token], 0, np.zeros((1, context.n_embd), np.float32))
+            output += prediction.output_bytes + 4 * prediction.n_embd
+            added = prediction.memory_breakdown()
+            breakdown = breakdown.with_context(added) if breakdown and added else None
         resident = host.resident_memory()
         free = free_by_device()
         if breakdown is None:
-            devices_memory: tuple[DeviceMemory, ...] = (
-                DeviceMemory(
-                    HOST_DEVICE,
-                    None,
-                    None,
-                    None,
-                    None,
-                    context.output_bytes,
-                    None,
-                    free[HOST_DEVICE],
-                ),
+            share = DeviceMemory(
+                HOST_DEVICE, None, None, None, None, output, None, free[HOST_DEVICE]
             )
-        else:
-            devices_memory = device_memory(breakdown, context.output_bytes, free, None, None)
-        return MemoryPlan(context.n_ctx, devices_memory, None, None, resident)
+            return MemoryPlan(context.n_ctx, (share,), None, None, resident)
+        shares = device_memory(breakdown, output, free, None, None)
+        return MemoryPlan(context.n_ctx, shares, None, None, resident)
 
 
 def device_memory(

@@ -24,7 +24,7 @@ from llmcli.runtime import kv_size
 from llmcli.runtime.binding.placement.devices import HOST_DEVICE
 from llmcli.runtime.drafting.eagle3_match import is_eagle3
 from llmcli.units import format_size
-from quant.model_file import load_checks, read_header
+from quant.model_file import read_header
 
 # by how much the process grows during a run: Python objects, prompts and answers
 GROWTH_BYTES = 64 << 20
@@ -207,20 +207,19 @@ class NearestFit:
 @contextmanager
 def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
     """Open the model and the draft model of a plan for dry runs, and close them after the `with`
-    block. The caller must have checked the model's header (load_checks.check_loadable).
+    block. The caller must have checked the model's header (load_checks.check_loadable) and the draft
+    file (DraftSettings.for_draft_file).
     """
     with ExitStack() as stack:
         draft = None
         if plan.drafting.model:
             draft_header = read_header.read_header(plan.drafting.model)
-            is_draft = is_eagle3(draft_header)
-            load_checks.check_loadable(draft_header, is_draft=is_draft)
             draft = stack.enter_context(
                 open_memory_planner(
                     draft_header,
                     plan.draft_context,
                     plan.placement.for_draft(),
-                    target=plan.header.path if is_draft else None,
+                    target=plan.header.path if is_eagle3(draft_header) else None,
                 )
             )
         yield NearestFit(

@@ -155,6 +155,24 @@ def test_recurrent_state_limits_the_longest_drafts():
     assert len(longest.drafts[0].guesses) == 3
 
 
+def test_no_drafter_observes_plain_answers_and_the_cost_of_passes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    trial = open_trial(Knowing(REPLY))
+    context, observers = trial.runner.context, set()
+    observe = context.on_computed = lambda rows: None
+    context.before = lambda number: observers.add(context.on_computed)  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        "llmcli.bench.spec.measure.measure_pass_cost",
+        lambda context, max_rows: observers.add(context.on_computed),
+    )
+    trial.plain("one")
+    trial.measure_cost()
+    assert observers == {None}
+    trial.drafted("one", "a")
+    assert observers == {None, observe}
+
+
 def test_no_answer_uses_cached_tokens_not_even_of_host_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("llmcli.runtime.kv_cache.offload.is_worth_storing", lambda cost: True)
     trial = open_trial(Knowing(REPLY))

@@ -369,6 +369,57 @@ def test_a_draft_model_adds_to_every_figure(llmcli: Llmcli, model: Path, tmp_pat
     assert llmcli(*words[:-1], "-md", str(other_vocabulary)).code == 1
 
 
+def test_the_memory_of_prediction_layers_is_planned_and_measured(
+    llmcli: Llmcli, tmp_path: Path
+) -> None:
+    from tests.quant import predicting_checkpoint
+
+    model = predicting_checkpoint.write_gguf(tmp_path / "m.gguf")
+    words = ("plan", str(model), "-c", "512", "-t", "1", "--json")
+    automatic, mtp, off = (
+        json.loads(llmcli(*words, "--measure", *flags).out)
+        for flags in ((), ("--draft", "MTP"), ("--draft", "off"))
+    )
+    for document in (mtp, off):
+        actual = document["actual"]
+        for key in ("weights_bytes", "compute_bytes", "output_bytes"):
+            assert actual[key] == document[key], key
+        assert actual["kv"]["bytes"] == document["kv"]["bytes"]
+    assert mtp["actual"]["total_bytes"] > off["actual"]["total_bytes"]
+    # with an f16 cache the prediction layers are used only if they are named
+    assert off["total_bytes"] == automatic["total_bytes"] < mtp["total_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--draft", "magic"), 1, "draft is 'magic'"),
+        (("--ngram-draft", "maybe"), 1, "ngram_draft is 'maybe'"),
+        (("--draft", "mtp"), 1, "no layers that predict"),
+        (("--draft", "model"), 2, "--draft model needs a draft model"),
+        (("--draft", "eagle3"), 2, "--draft eagle3 needs an EAGLE-3 draft"),
+        (("--draft", "medusa"), 2, "--draft medusa needs draft heads"),
+        (("--draft", "mtp", "-md", "x.gguf"), 2, "--draft mtp does not use --model-draft"),
+        (("-md", "x.gguf", "--measure"), 2, "--measure does not support a draft file"),
+    ],
+)
+def test_drafts_that_run_refuses_are_refused(
+    words: tuple[str, ...], code: int, message: str, llmcli: Llmcli, model: Path
+) -> None:
+    done = llmcli("plan", str(model), *words)
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err
+
+
+def test_drafts_that_compare_rows_need_their_logits(llmcli: Llmcli, model: Path) -> None:
+    words = ("plan", str(model), "-c", "512", "--json")
+    default, off, pool, ngram = (
+        json.loads(llmcli(*words, *flags).out)["output_bytes"]
+        for flags in ((), ("--draft", "off"), ("--draft", "pool"), ("--ngram-draft", "on"))
+    )
+    assert off == default < pool == ngram
+
+
 def test_the_largest_number_of_gpu_layers_is_found(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

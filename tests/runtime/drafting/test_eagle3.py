@@ -23,7 +23,6 @@ from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
 from llmcli.runtime.drafting.tree_shape import TreeShape
 from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.runner import Runner
-from quant.convert import checkpoint_source
 from quant.model_file.read_header import read_header
 from quant.quantize import plan, write
 from tests.fixtures.cli import Done
@@ -360,12 +359,7 @@ def test_a_hybrid_gives_the_state_after_its_last_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model with recurrent state, whose drafts go back, and a draft that reads its last state."""
-    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
-    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
-    predicting_checkpoint.build("Qwen3_5ForCausalLM", tmp_path / "tiny")
-    source = checkpoint_source.open_checkpoint(tmp_path / "tiny")
-    path = tmp_path / "m.gguf"
-    write.write_model(plan.plan_quantization(source, "F32"), path, threads=1)
+    path = predicting_checkpoint.write_gguf(tmp_path / "m.gguf")
     header = read_header(path)
     n_layers = header.get_int("block_count") - 1
     draft = tiny_gguf.eagle3(
@@ -443,12 +437,12 @@ def test_a_model_whose_layers_cannot_be_read_is_refused(tmp_path: Path) -> None:
         (("run", "TARGET", "hi", "--draft", "eagle3"), "--draft eagle3 needs", "-md REF"),
         (
             ("run", "TARGET", "hi", "--draft", "eagle3", "-md", "TARGET"),
-            "m.gguf is a model of architecture llama, not an EAGLE-3 draft",
+            "--draft eagle3: m.gguf is a model of architecture llama",
             "--draft model",
         ),
         (
             ("run", "TARGET", "hi", "--draft", "model", "-md", "DRAFT"),
-            "d.gguf is an EAGLE-3 draft, not a model",
+            "--draft model: d.gguf is an EAGLE-3 draft",
             "--draft eagle3",
         ),
         (

@@ -4,7 +4,6 @@ those that numpy computes from the same hidden state.
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -25,11 +24,8 @@ from llmcli.runtime.drafting.heads_file import (
     output_matrix,
 )
 from llmcli.runtime.drafting.tree_shape import TreeShape
-from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
-from quant.convert import checkpoint_source
-from quant.model_file.load_checks import HEADS_ARCHITECTURE
 from quant.model_file.read_header import read_header
-from quant.quantize import plan, write
+from tests.fixtures.draft_heads import HeadWeights, write_heads
 from tests.fixtures.small_runner import (
     answer,
     best_path,
@@ -42,7 +38,6 @@ from tests.quant import predicting_checkpoint, tiny_gguf
 
 PROMPT = tuple(int(token) for token in np.random.default_rng(2).integers(3, 250, 20))
 HIDDEN, VOCABULARY = 64, 300
-Weights = dict[str, np.ndarray]
 
 
 def head_shapes(method: str, has_outputs: bool = False, n_heads: int = 4) -> HeadShapes:
@@ -50,33 +45,9 @@ def head_shapes(method: str, has_outputs: bool = False, n_heads: int = 4) -> Hea
     return HeadShapes(method, HIDDEN, VOCABULARY, n_heads, n_layers, n_hidden, has_outputs)
 
 
-def write_heads(path: Path, shapes: HeadShapes, model: Path, scale: float = 0.3) -> Weights:
-    """Write random heads for a model, and return their weights."""
-    random = np.random.default_rng(5)
-    weights = {
-        name: random.normal(0, scale, shape[::-1]).astype(np.float32)
-        for name, shape in shapes.tensors().items()
-    }
-    writer = gguf.GGUFWriter(path, HEADS_ARCHITECTURE)
-    writer.add_string(f"{HEADS_ARCHITECTURE}.method", shapes.method)
-    writer.add_string(f"{HEADS_ARCHITECTURE}.vocab_hash", vocabulary_hash(read_header(model)))
-    for key, value in (
-        ("embedding_length", shapes.n_embd),
-        ("vocab_size", shapes.n_vocab),
-        ("head_count", shapes.n_heads),
-        ("block_count", shapes.n_layers),
-    ):
-        writer.add_uint32(f"{HEADS_ARCHITECTURE}.{key}", value)
-    for name, values in weights.items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return weights
-
-
-def guess(shapes: HeadShapes, weights: Weights, output: np.ndarray, state: np.ndarray) -> list[int]:
+def guess(
+    shapes: HeadShapes, weights: HeadWeights, output: np.ndarray, state: np.ndarray
+) -> list[int]:
     """Return the likeliest tokens of the heads, in float64."""
     found = []
     for head in range(shapes.n_heads):
@@ -124,7 +95,7 @@ def test_answers_are_plain_ones_and_guesses_are_those_of_numpy(
     with open_small(model_file, NO_DRAFTING) as plain:
         expected = [answer(plain, PROMPT), answer(plain, PROMPT[:7])]
     drafts: list[tuple[list[int], list[int]]] = []
-    with open_small(model_file, DraftSettings(method=method, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=method)) as runner:
         drafter = draft_always(runner, 4)
         assert drafter.name == method
         draft = HeadDrafts.draft
@@ -165,7 +136,7 @@ def test_sampled_answers_are_those_of_the_seed(
     sampling = {"temp": 1.0, "seed": 7}
     with open_small(model_file, NO_DRAFTING) as plain:
         expected = answer(plain, PROMPT, 30, **sampling)
-    with open_small(model_file, DraftSettings(method=method, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=method)) as runner:
         draft_always(runner, 4)
         drafted = answer(runner, PROMPT, 30, **sampling)
     assert ids(expected) == ids(drafted)
@@ -176,7 +147,7 @@ def test_after_an_error_of_ggml_nothing_more_is_drafted(
     model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_heads(tmp_path / "h.gguf", head_shapes(MEDUSA), model_file)
-    with open_small(model_file, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)) as runner:
         drafter = draft_always(runner, 4)
         calls: list[int] = []
 
@@ -195,7 +166,7 @@ def test_right_guesses_are_accepted(
     """Heads whose own output matrices always give one token are right in a text that repeats it."""
     shapes = head_shapes(MEDUSA, has_outputs=True)
     write_heads(tmp_path / "h.gguf", shapes, model_file, scale=0.0)
-    with open_small(model_file, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model_file, DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)) as runner:
         drafter = draft_always(runner, 4)
         found = answer(runner, PROMPT, 30, logit_bias=("0+100",))
     assert ids(found) == [0] * 30
@@ -209,7 +180,7 @@ def test_an_answer_beside_others_is_not_drafted_for(
     model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_heads(tmp_path / "h.gguf", head_shapes(MEDUSA), model_file)
-    drafting = DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")
+    drafting = DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)
     with open_small(model_file, drafting, slots=2) as runner:
         draft_always(runner, 4)
         check_only_lone_answers_are_drafted(runner, PROMPT)
@@ -239,18 +210,13 @@ def test_final_states_are_those_of_passes_with_all_logits(model_file: Path) -> N
 
 
 def test_heads_draft_for_a_hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="torch is not installed: no checkpoint")
-    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
-    predicting_checkpoint.build("Qwen3_5ForCausalLM", tmp_path / "tiny")
-    source = checkpoint_source.open_checkpoint(tmp_path / "tiny")
-    model = tmp_path / "m.gguf"
-    write.write_model(plan.plan_quantization(source, "F32"), model, threads=1)
+    model = predicting_checkpoint.write_gguf(tmp_path / "m.gguf")
     n_embd, n_vocab = output_matrix(read_header(model)).shape
     shapes = HeadShapes(MEDUSA, n_embd, n_vocab, 4, 1, 0, False)
     write_heads(tmp_path / "h.gguf", shapes, model)
     with open_small(model, NO_DRAFTING) as plain:
         expected = answer(plain, PROMPT)
-    with open_small(model, DraftSettings(method=MEDUSA, heads=tmp_path / "h.gguf")) as runner:
+    with open_small(model, DraftSettings(model=tmp_path / "h.gguf", method=MEDUSA)) as runner:
         draft_always(runner, 4)
         drafted = answer(runner, PROMPT)
     assert ids(expected) == ids(drafted)

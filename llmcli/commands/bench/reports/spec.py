@@ -27,7 +27,7 @@ def print_result(result: "SpecResult", reporting: ReportSettings, ui: "UI") -> N
 
 def build_page(result: "SpecResult") -> "ReportPage":
     """Return the HTML report."""
-    draft = f", with the draft model {result.draft_path.name}" if result.draft_path else ""
+    draft = f", with the drafts of {result.draft_path.name}" if result.draft_path else ""
     about = (
         f"Greedy answers of up to {result.n_tokens} tokens in interleaved pairs{draft}. "
         f"KV cache {result.options.cache_type_k}, {result.options.cache_type_v}; "
