@@ -89,7 +89,11 @@ class MethodTrial:
         # passes with the longest drafts do not change the cost with which the method decides
         unused_cost = PassCost({1: 1.0})
         self.longest = replace(
-            speculation, pass_cost=unused_cost, max_rows=max_rows, takes_longest=True
+            speculation,
+            pass_cost=unused_cost,
+            max_rows=max_rows,
+            takes_longest=True,
+            max_branches=1,  # the bound is that of single paths
         )
 
     @property
