@@ -237,3 +237,18 @@ def test_a_micro_batch_before_the_interrupted_one_is_no_pass_to_go_back_in(
         assert context.trim(0, 0)
         assert context.trim(1, 0)
         compute(context, 0, 0, TEXT)
+
+
+@pytest.mark.parametrize("hf", HYBRIDS[:3])
+def test_micro_batches_of_a_few_rows_keep_no_states_to_go_back_to(hf: str, tmp_path: Path) -> None:
+    """llama.cpp ends the process where a micro-batch has no more rows than states to keep."""
+    pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
+    path = convert(hf, tmp_path)
+    with open_model(path) as model:
+        for n_batch, n_ubatch, n_rs_seq in ((128, 1, 0), (128, 4, 0), (4, 64, 0), (128, 5, 3)):
+            options = ContextOptions(512, n_batch, n_ubatch, 2, n_rs_seq=3)
+            with open_context(model, options) as context:
+                assert context.n_rs_seq == n_rs_seq
+                for start in range(0, len(TEXT), n_batch):
+                    compute(context, 0, start, TEXT[start : start + n_batch])
+                assert len(continue_text(context, 0)) == 4 * model.n_vocab * len(END)
