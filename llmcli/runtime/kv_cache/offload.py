@@ -54,11 +54,11 @@ class PreemptionSwap:
         swapped = store.swap_out(slot)
         if swapped is None:
             return None
-        size = len(swapped.state)
-        if not store.make_room(size):  # the state may be larger than estimated
-            return None
         store.pin(swapped)
-        self.nbytes += size
+        if store.nbytes > store.max_bytes:  # the state may be larger than estimated
+            store.unpin(swapped)
+            return None
+        self.nbytes += len(swapped.state)
         return swapped
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:

@@ -464,6 +464,11 @@ class Context:
         """
         return self.unified and (self.is_recurrent or 0 < self.n_swa < self.n_ctx)
 
+    def checkpoint_size(self, sequence: int) -> int:
+        """Return the number of bytes of `read_checkpoint`."""
+        self._check_sequences(sequence)
+        return sequence_state.partial_size(self.pointer, sequence)
+
     def read_checkpoint(self, sequence: int) -> memoryview:
         """Return the part of a sequence's state that cannot be cut, for `restore_checkpoint`."""
         self._check_sequences(sequence)
