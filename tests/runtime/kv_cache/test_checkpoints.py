@@ -5,6 +5,7 @@ import random
 import pytest
 
 from llmcli.runtime.kv_cache.checkpoints import MAX_PER_SLOT, Checkpoint, Checkpoints
+from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
 from llmcli.runtime.kv_cache.offload_store import OffloadStore
@@ -81,9 +82,10 @@ def test_any_mix_of_prompts_agrees_with_the_memory(kind: dict[str, int], seed: i
     memory = FakeContext(n_ctx=200, n_seq_max=3, checkpoint_bytes=300, **kind)
     ledger = Ledger(memory)
     store = OffloadStore(ledger)
-    idle = IdleOffload(store)
+    idle, swap = IdleOffload(store), PreemptionSwap(store)
     store.set_budget(rng.choice([0, 2000, 100_000]))
     texts: list[list[int]] = [[1, 2, 3]]
+    preempted: list[SwappedState] = []
     for _ in range(60):
         text = rng.choice(texts)
         prompt = [*text[: rng.randint(1, len(text))], *rng.choices(range(4), k=rng.randint(1, 9))]
@@ -92,17 +94,29 @@ def test_any_mix_of_prompts_agrees_with_the_memory(kind: dict[str, int], seed: i
             reply = rng.choices(range(4), k=rng.randint(1, 5))
             answer(ledger, memory, prompt, reply)
             texts.append([*prompt, *reply])
+        if rng.random() < 0.2 and (claimed := ledger.claim_slot_for([*rng.choice(texts), 3])):
+            if swapped := swap.swap_out(claimed[0]):
+                preempted.append(swapped)
+            ledger.trim(claimed[0], 0)
+            ledger.release(claimed[0])
+        elif preempted and rng.random() < 0.4:
+            slot, swapped = ledger.claim_slot(), preempted.pop(rng.randrange(len(preempted)))
+            assert swap.swap_in(slot, swapped)
+            assert ledger.tokens[slot] == list(swapped.tokens)
+            ledger.release(slot)
         ledger.check()
-        assert store.nbytes <= max(store.max_bytes, 0)
-        held = {
-            checkpoint for slot in range(3) for checkpoint in ledger.checkpoints.of_slot(slot)
-        } | {
-            checkpoint for state in store.idle.values() for checkpoint in state.swapped.checkpoints
+        assert store.nbytes <= store.max_bytes
+        states = [*preempted, *(state.swapped for state in store.idle.values())]
+        of_slots = [ledger.checkpoints.of_slot(slot) for slot in range(3)]
+        held = {found for group in of_slots for found in group} | {
+            found for state in states for found in state.checkpoints
         }
-        assert ledger.checkpoints.nbytes == sum(len(checkpoint.state) for checkpoint in held)
-        for slot in range(3):
-            for checkpoint in ledger.checkpoints.of_slot(slot):
-                assert checkpoint.length <= len(ledger.tokens[slot])
+        assert ledger.checkpoints.nbytes == sum(len(found.state) for found in held)
+        assert store.nbytes == ledger.checkpoints.nbytes + sum(len(one.state) for one in states)
+        for slot, group in enumerate(of_slots):
+            lengths = [found.length for found in group]
+            assert lengths == sorted(set(lengths))
+            assert not lengths or lengths[-1] <= len(ledger.tokens[slot])
 
 
 def test_an_idle_state_is_restored_up_to_a_checkpoint() -> None:
