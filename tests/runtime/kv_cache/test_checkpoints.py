@@ -7,7 +7,7 @@ import pytest
 from llmcli.runtime.kv_cache.checkpoints import MAX_PER_SLOT, Checkpoint, Checkpoints
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.kv_cache.ledger import Ledger
-from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
+from llmcli.runtime.kv_cache.offload import DecodeOffload, IdleOffload, PreemptionSwap
 from llmcli.runtime.kv_cache.offload_store import OffloadStore
 from tests.fixtures.fakes import FakeContext
 
@@ -231,6 +231,23 @@ def test_the_checkpoints_of_a_preempted_answer_count_in_its_size(
     swapped = PreemptionSwap(store).swap_out(0)
     assert (swapped is not None) == is_stored
     assert store.nbytes == (state_bytes + 200 if is_stored else 0)
+
+
+def test_running_answers_that_are_larger_than_estimated_stay_in_the_pool() -> None:
+    memory = FakeContext(n_seq_max=2, is_recurrent=True, checkpoint_bytes=100, token_bytes=30)
+    ledger = Ledger(memory)
+    store = store_of(ledger, 1000, token_bytes=1)
+    slot = ledger.claim_slot()
+    compute(ledger, memory, slot, [1] * 40)
+    with DecodeOffload(store).offload_slots([slot]):
+        assert len(ledger.tokens[slot]) == 40
+        assert store.nbytes == 0
+    store.set_budget(1200)
+    with DecodeOffload(store).offload_slots([slot]):
+        assert ledger.tokens[slot] == []
+        assert store.nbytes == 1200
+    assert len(ledger.tokens[slot]) == 40
+    ledger.check()
 
 
 def test_a_restored_state_with_checkpoints_stays_within_the_budget() -> None:
