@@ -14,10 +14,11 @@ bit can grow to half a logit. The logits of a token do not depend on the batch w
 Other machines have other kernels, so every model is tested when it is loaded.
 
 Recurrent state is computed differently for one token than for several, and so are the float weights
-that choose experts. Such models compute every token in a micro-batch of its own. Only of several
-sequences with recurrent state llama.cpp puts two into a micro-batch, with a token each (split_equal
-in src/llama-batch.cpp). Quantized weights give both the same logits as alone, and float weights do
-not, so the test of a context with several sequences also computes two of them together.
+that choose experts. Such models compute every token in a micro-batch of its own. There is one
+exception: llama.cpp puts a token of each of two sequences with recurrent state into one micro-batch,
+whatever its size (split_equal in src/llama-batch.cpp). With quantized weights both have the same
+logits as alone. With float weights they do not, so a context with several sequences is also tested
+with two of them in a pass.
 """
 
 import re

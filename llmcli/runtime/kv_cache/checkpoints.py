@@ -110,8 +110,8 @@ class Checkpoints:
 
     @contextmanager
     def keep(self, slot: int, length: int) -> Iterator[None]:
-        """Keep the checkpoint of a slot with `length` tokens, if there is one, while the block may
-        drop others.
+        """Keep the checkpoint of a slot with `length` tokens, if there is one, during a block that
+        may drop others.
         """
         kept = tuple(found for found in self._of_slot[slot] if found.length == length)
         self.hold(kept)
@@ -121,12 +121,12 @@ class Checkpoints:
             self.release(kept)
 
     def hold(self, checkpoints: tuple[Checkpoint, ...]) -> None:
-        """Count checkpoints as needed by a state in host memory."""
+        """Keep checkpoints until `release`, because a state in host memory needs them."""
         for checkpoint in checkpoints:
             self._count(checkpoint)
 
     def release(self, checkpoints: tuple[Checkpoint, ...]) -> None:
-        """Stop counting checkpoints that a state in host memory needed."""
+        """Let go of checkpoints that `hold` kept. Those that no slot or state has are dropped."""
         for checkpoint in checkpoints:
             self._uncount(checkpoint)
 

@@ -71,8 +71,8 @@ class Ledger:
 
     @property
     def can_branch(self) -> bool:
-        """Return whether a slot may become a copy of another one that shares its cells, in part at
-        least. Both continue it differently.
+        """Return whether a slot may become a copy of another one and share all or some of its
+        cells. The two may then continue differently.
         """
         return self.can_fork or self.memory.needs_checkpoints
 
@@ -297,8 +297,8 @@ class Ledger:
         )
 
     def drop_checkpoint(self) -> bool:
-        """Drop the earliest checkpoint of the least recently used slot that no state in host memory
-        also needs. Return whether there was one.
+        """Drop a checkpoint that only slots need: the earliest one of the least recently used slot
+        (`Checkpoints.drop`). Return whether there was one.
         """
         return self.checkpoints.drop(self._slots.last_used)
 

@@ -4,8 +4,8 @@ which states are stored and restored (offload_cost.py).
 A state is idle (of a finished answer) or pinned (of a preempted or running answer). Pinned states
 are never dropped. Of the idle ones, the least recently used are dropped when a state that must
 leave the pool needs their bytes, and then the checkpoints of slots. Nothing is dropped for a state
-that leaves the pool only to make passes faster. Checkpoints take at most half of the budget. For a
-new one, idle states are dropped that hold others, and then those of the least recently used slot.
+that leaves the pool only to make passes faster. Checkpoints take at most half of the budget. A new
+one takes the place of those of idle states, and then of those of the least recently used slot.
 """
 
 import time
