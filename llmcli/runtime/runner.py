@@ -432,6 +432,12 @@ class Runner:
         beams, count = request.search.beams, len(request.tokens)
         if beams > self.context.n_seq_max:
             raise TooManyBeams(beams, self.context.n_seq_max)
+        if beams > self.context.n_batch:  # all beams get their next tokens in one pass
+            raise UserError(
+                f"{beams} beams need passes of {beams} tokens, and those of this context have at "
+                f"most {self.context.n_batch}",
+                hint=f"use --ubatch-size {beams}, or fewer beams",
+            )
         if not self.engine.ledger.can_branch:
             raise UserError(
                 "beams share cells, and this context has a separate cache for each sequence",

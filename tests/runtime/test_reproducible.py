@@ -331,7 +331,8 @@ from tests.runtime.test_reproducible import feed, random_tokens
 
 config.disable_tiled_kernels()
 options = ContextOptions(256, 256, 256, 1, 1, 1, "q8_0", "q8_0", "on", swa_full=True)
-with open_model(Path(sys.argv[1]), ModelPlacement(0, repack=False)) as model, open_context(model, options) as context:
+opened = open_model(Path(sys.argv[1]), ModelPlacement(0, repack=False))
+with opened as model, open_context(model, options) as context:
     whole = feed(context, random_tokens(60), 60)
     for chunk in (1, 4, 7, 9):
         context.clear()
@@ -405,6 +406,36 @@ def test_the_trial_finds_kernels_that_depend_on_the_number_of_rows(
     context.n_rows = n_rows
     context.n_vocab = 256  # type: ignore[attr-defined]
     assert reproducible.is_batch_invariant(context) is expected  # type: ignore[arg-type]
+
+
+def test_float_weights_of_recurrent_models_need_a_single_sequence(tmp_path: Path) -> None:
+    """llama.cpp computes two sequences with recurrent state in one micro-batch, even one of a row."""
+    pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
+    case = next(case for case in families.cases() if case.hf == "Qwen3_5ForCausalLM")
+    case = replace(case, settings=case.settings | {"head_dim": 64})
+    folder = families.build(case, tmp_path / "model")
+    half, quantized = (quantize_checkpoint(folder, kind) for kind in ("F16", "Q8_0"))
+    with (
+        pytest.raises(UserError, match="how many tokens are computed at once") as caught,
+        open_context(half, slots=2),
+    ):
+        pass
+    assert "--parallel 1" in caught.value.hint
+    with open_context(half) as context:
+        whole = feed(context, random_tokens(20), 20)
+        context.clear()
+        assert feed(context, random_tokens(20), 3) == whole
+    with open_context(quantized, slots=2) as context:
+        alone = feed(context, random_tokens(20), 20)
+        context.clear()
+        feed(context, random_tokens(15, seed=1), 15, slot=1)
+        context.trim(0, 0)
+        tokens = random_tokens(20)
+        for position, token in enumerate(tokens):
+            rows = context.decode(
+                BatchRows([token, 7], [position, 20 + position], [0, 1], [True] * 2)
+            )
+        assert rows[0].logits.tobytes() == alone[0]
 
 
 def test_a_model_is_refused_if_no_layout_passes_the_trial(

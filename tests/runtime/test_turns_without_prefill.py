@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from llmcli.runtime import reproducible
+from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.kv_cache import offload, offload_store
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import Speculation
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
+from tests.fixtures.drafts import CHEAP, Knowing, Steady
 from tests.quant import families, tiny_gguf
 
 GREEDY = default_sampling().with_values({"temp": 0})
@@ -66,6 +69,11 @@ class Turn:
     @property
     def tokens(self) -> tuple[int, ...]:
         return self.prompt + self.answer
+
+
+def random_prompt(count: int) -> tuple[int, ...]:
+    rng = random.Random(3)
+    return tuple(rng.randrange(3, 250) for _ in range(count))
 
 
 def answer(runner: Runner, prompt: tuple[int, ...]) -> Answer:
@@ -149,10 +157,19 @@ def test_turns_compute_only_new_tokens(
 
 def test_beams_and_samples_share_the_prompt(model_file: Path) -> None:
     """The score of a beam is that of its tokens, scored as a prompt."""
+    # the same kernels for one row and for many: a flipped choice of experts changes a score by 0.3
     options = RunOptions(
-        ctx_size=1024, threads=1, batch_size=128, ubatch_size=128, scoring_outputs=128
+        ctx_size=1024,
+        threads=1,
+        batch_size=128,
+        ubatch_size=128,
+        scoring_outputs=128,
+        flash_attn="on",
+        cache_type_k="q8_0",
+        cache_type_v="q8_0",
+        gemm="ggml",
     )
-    prompt = tuple(random.Random(3).randrange(3, 250) for _ in range(60))
+    prompt = random_prompt(60)
     beams = Request(
         prompt,
         GREEDY,
@@ -181,3 +198,29 @@ def answer_scores(runner: Runner, tokens: tuple[int, ...]) -> list[float]:
     stream = runner.reply(Request(tokens, GREEDY, max_tokens=1, score_prompt=True, logprobs=True))
     list(stream)
     return [score.logprob for score in stream.answer.prompt_scores]
+
+
+def test_drafts_in_the_reproducible_mode_change_nothing(model_file: Path) -> None:
+    """The mode computes recurrent state token by token. llama.cpp keeps no states to go back to in
+    such small micro-batches, and would end the process.
+    """
+    options = reproducible.with_required_options(
+        RunOptions(ctx_size=1024, threads=1, batch_size=128, ubatch_size=128)
+    )
+    request = Request(random_prompt(60), GREEDY, max_tokens=20, logprobs=True)
+    with open_runner(model_file, options, drafting=DraftSettings("on")) as runner:
+        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=256 << 20)
+        assert runner.context.n_rs_seq == 0
+        plain = runner.reply(request)
+        list(plain)
+        tokens = [token.id for token in plain.answer.tokens]
+        drafter = Knowing(tokens, right=0.5)
+        runner.engine.resources = replace(
+            runner.engine.resources,
+            speculation=Speculation((drafter,), Steady(CHEAP), 16, 16, is_reproducible=True),
+        )
+        drafted = runner.reply(replace(request, strategy="speculative"))
+        list(drafted)
+        runner.engine.check()
+        assert values(drafted.answer) == values(plain.answer)
+        assert drafter.results

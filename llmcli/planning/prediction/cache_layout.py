@@ -15,6 +15,21 @@ ATTENTION_INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
 # Architectures whose layers all have recurrent state; those of the second set also have attention.
 RECURRENT_ARCHS = {"mamba", "mamba2"}
 PARALLEL_ARCHS = {"falcon-h1"}
+# Architectures whose recurrent state can go back by `n_rs_seq` tokens, for which they keep as many
+# states more (llm_arch_supports_rs_rollback in src/llama-arch.cpp).
+ROLLBACK_ARCHS = {
+    "kimi-k3",
+    "qwen35",
+    "qwen35moe",
+    "qwen4exp",
+    "deepseek4",
+    "glm5-next",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "lfm2",
+    "lfm2moe",
+    "bailingmoe3",
+}
 
 
 def cache_bytes_by_layer(header: ModelHeader, options: ContextOptions) -> tuple[int, ...] | None:
@@ -60,7 +75,8 @@ def _hybrid_bytes(header: ModelHeader, options: ContextOptions) -> tuple[int, ..
     has_attention = _attention_layers(header, n_layers)
     if has_attention is None:
         return None
-    state_bytes = sequence_bytes * options.n_sequences * (1 + options.n_rs_seq)
+    n_states = 1 + (options.usable_rs_seq if header.architecture in ROLLBACK_ARCHS else 0)
+    state_bytes = sequence_bytes * options.n_sequences * n_states
     attention = [0] * n_layers
     if any(has_attention):
         prefix = f"{header.architecture}."
@@ -85,8 +101,10 @@ def _hybrid_bytes(header: ModelHeader, options: ContextOptions) -> tuple[int, ..
 
 def checkpoint_bytes(header: ModelHeader, options: ContextOptions) -> int | None:
     """Return about how many bytes a checkpoint of a sequence takes: the windows of its layers, or
-    its recurrent state. Return 0 if the model needs none, and None if this is unknown.
+    its recurrent state. Return 0 if the context takes none, and None if this is unknown.
     """
+    if not options.unified or header.architecture in kv_size.CACHELESS_ARCHS:
+        return 0
     shape = kv_size.read_shape(header.metadata)
     if shape is not None:
         if options.swa_full or not 0 < shape.window < options.n_ctx:

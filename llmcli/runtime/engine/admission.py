@@ -64,11 +64,16 @@ class Admission:
         Return False when the sample must wait.
         """
         ledger = self.ledger
-        can_claim = ledger.can_branch and ledger.n_idle and not ledger.must_cut_to_claim
+        can_claim = ledger.can_share and ledger.n_idle and not ledger.must_cut_to_claim
         if not can_claim or not self.has_capacity():
             return False
         sample.slot = ledger.claim_slot(self._sharing_scope(sample))
-        ledger.fork(first.slot, sample.slot)
+        try:
+            ledger.fork(first.slot, sample.slot)
+        except MemoryError:  # of the part of a state that is copied
+            ledger.release(sample.slot)
+            sample.slot = -1
+            return False
         sample.n_computed = sample.accounting.n_reused = first.n_computed
         sample.accounting.prompt_seconds = first.accounting.prompt_seconds
         self.state.run(sample)

@@ -10,6 +10,8 @@ it has more, the one is dropped whose neighbors are nearest, but never the first
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 MAX_PER_SLOT = 32
@@ -30,8 +32,7 @@ class Checkpoints:
         self._of_slot: list[list[Checkpoint]] = [[] for _ in range(n_slots)]  # by length
         # how many slots and states in host memory have each checkpoint
         self._holders = Counter[Checkpoint]()
-        self.nbytes = 0  # of all checkpoints; one of several slots counts once
-        self.state_bytes = 0  # of the last checkpoint, 0 before the first
+        self.nbytes = 0  # of all checkpoints; one that slots and states share counts once
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -49,14 +50,13 @@ class Checkpoints:
     def add(self, slot: int, checkpoint: Checkpoint) -> None:
         """Add a checkpoint with more tokens than all others of a slot."""
         self._append(slot, checkpoint)
-        self.state_bytes = len(checkpoint.state)
         held = self._of_slot[slot]
         if len(held) > MAX_PER_SLOT:
-            at = min(
+            nearest = min(
                 range(1, len(held) - 1),
                 key=lambda at: held[at + 1].length - held[at - 1].length,
             )
-            self._remove(slot, at)
+            self._remove(slot, nearest)
 
     def share(self, source: int, target: int, length: int) -> None:
         """Give an empty slot the checkpoints of another one, up to `length` tokens."""
@@ -83,20 +83,50 @@ class Checkpoints:
                 self._remove(slot, at)
                 return
 
-    def drop_first(self, slot: int) -> bool:
-        """Drop the checkpoint of a slot with the fewest tokens. Return whether there was one."""
-        if self._of_slot[slot]:
-            self._remove(slot, 0)
-            return True
-        return False
+    @property
+    def in_slots(self) -> set[Checkpoint]:
+        """Return the checkpoints of all slots."""
+        return {checkpoint for held in self._of_slot for checkpoint in held}
+
+    def drop(self, last_used: Sequence[int]) -> bool:
+        """Drop a checkpoint from all slots that have it: one whose slots were all used least
+        recently, and of these the one with the fewest tokens. One that a state also needs stays,
+        because its bytes would not be free. `last_used`: for each slot, when it was last used.
+        Return whether there was one.
+        """
+        slots: dict[Checkpoint, list[int]] = {}
+        for slot, held in enumerate(self._of_slot):
+            for checkpoint in held:
+                slots.setdefault(checkpoint, []).append(slot)
+        free = [found for found in slots if len(slots[found]) == self._holders[found]]
+        if not free:
+            return False
+        dropped = min(
+            free, key=lambda found: (max(last_used[slot] for slot in slots[found]), found.length)
+        )
+        for slot in slots[dropped]:
+            self._remove(slot, self._of_slot[slot].index(dropped))
+        return True
+
+    @contextmanager
+    def keep(self, slot: int, length: int) -> Iterator[None]:
+        """Keep the checkpoint of a slot with `length` tokens, if there is one, during a block that
+        may drop others.
+        """
+        kept = tuple(found for found in self._of_slot[slot] if found.length == length)
+        self.hold(kept)
+        try:
+            yield
+        finally:
+            self.release(kept)
 
     def hold(self, checkpoints: tuple[Checkpoint, ...]) -> None:
-        """Count checkpoints as needed by a state in host memory."""
+        """Keep checkpoints until `release`, because a state in host memory needs them."""
         for checkpoint in checkpoints:
             self._count(checkpoint)
 
     def release(self, checkpoints: tuple[Checkpoint, ...]) -> None:
-        """Stop counting checkpoints that a state in host memory needed."""
+        """Let go of checkpoints that `hold` kept. Those that no slot or state has are dropped."""
         for checkpoint in checkpoints:
             self._uncount(checkpoint)
 

@@ -52,6 +52,8 @@ class Ledger:
         # Called with the bytes of a checkpoint before it is taken. It may drop other states, and
         # returns whether there is room for it (OffloadStore.make_checkpoint_room).
         self.before_checkpoint: Callable[[int], bool] = lambda nbytes: True
+        # Called when the system has no memory for a checkpoint (OffloadStore.lower_budget).
+        self.after_memory_error: Callable[[], None] = lambda: None
 
     @property
     def size(self) -> int:
@@ -70,10 +72,18 @@ class Ledger:
 
     @property
     def can_branch(self) -> bool:
-        """Return whether a slot may become a copy of another one that shares its cells, in part at
-        least. Both continue it differently.
+        """Return whether a slot may become a copy of another one and share all or some of its
+        cells. The two may then continue differently.
         """
         return self.can_fork or self.memory.needs_checkpoints
+
+    @property
+    def can_share(self) -> bool:
+        """Return whether separate answers may share cells. They may not where compaction
+        (`keeps_idle` is False) would write each of them back with cells of its own, because its
+        state needs them (`shared_length`): the pool may have no room for these.
+        """
+        return self.can_fork or (self.memory.needs_checkpoints and self.keeps_idle)
 
     @property
     def scopes(self) -> list[str]:
@@ -132,18 +142,19 @@ class Ledger:
         may_cut = self.keeps_idle and (
             is_earlier_turn or best == target or not self._can_copy(best, reused)
         )
-        if best in idle and (continued or may_cut):
-            if not continued and not is_earlier_turn:
-                self.before_loss(best, reused)
-            reused = self._map.trim(best, reused)
-            self.take_checkpoint(best)
-            return self._claim(best, scope), reused
-        self._empty_idle(target)
-        if self.can_fork:
-            self._map.share(best, target, 0, reused)
-        elif not self._map.copy_prefix(best, target, reused):
-            reused = 0
-        return self._claim(target, scope), reused
+        with self.checkpoints.keep(best, reused):  # while states are stored
+            if best in idle and (continued or may_cut):
+                if not continued and not is_earlier_turn:
+                    self.before_loss(best, reused)
+                reused = self._map.trim(best, reused)
+                self.take_checkpoint(best)
+                return self._claim(best, scope), reused
+            self._empty_idle(target)
+            if self.can_fork:
+                self._map.share(best, target, 0, reused)
+            elif not self._map.copy_prefix(best, target, reused):
+                reused = 0
+            return self._claim(target, scope), reused
 
     def _claim(self, slot: int, scope: str) -> int:
         """Mark an idle slot as busy, and return its number."""
@@ -218,18 +229,19 @@ class Ledger:
 
     def _reusable_lengths(self, tokens: Sequence[int], scope: str) -> dict[int, int]:
         """Return for each slot of the scope how many of `tokens` it can give to a prompt, if slots
-        cannot diverge at every token. A busy slot can only be copied.
+        cannot diverge at every token. A busy slot can only be copied. Without `keeps_idle`, only an
+        idle slot can be continued, at its end (`can_share`).
         """
         lengths: dict[int, int] = {}
         for slot, cached in enumerate(self.tokens):
             if self.scopes[slot] == scope:
-                length = common_prefix(cached, tokens)
-                is_busy = self._slots.is_busy[slot]
-                lengths[slot] = (
-                    self._checkpoint_length(slot, length)
-                    if is_busy
-                    else self._reusable_length(slot, length)
-                )
+                length, is_busy = common_prefix(cached, tokens), self._slots.is_busy[slot]
+                if not self.keeps_idle:
+                    lengths[slot] = 0 if is_busy or length < len(cached) else length
+                elif is_busy:
+                    lengths[slot] = self._checkpoint_length(slot, length)
+                else:
+                    lengths[slot] = self._reusable_length(slot, length)
         return lengths
 
     def _reusable_length(self, slot: int, length: int) -> int:
@@ -259,16 +271,20 @@ class Ledger:
         """Take a checkpoint at the end of a slot if the memory needs one there, and there is room
         for it. Return whether a checkpoint was taken.
         """
-        length, memory, checkpoints = len(self.tokens[slot]), self.memory, self.checkpoints
+        length, memory = len(self.tokens[slot]), self.memory
         if (
-            memory.needs_checkpoints
-            and length
-            and self._checkpoint_length(slot, length) < length
-            and self.before_checkpoint(checkpoints.state_bytes)
+            not memory.needs_checkpoints
+            or not length
+            or self._checkpoint_length(slot, length) == length
+            or not self.before_checkpoint(memory.checkpoint_size(slot))
         ):
+            return False
+        try:
             self._map.take_checkpoint(slot)
-            return True
-        return False
+        except MemoryError:
+            self.after_memory_error()
+            return False
+        return True
 
     def can_return(self, slot: int, n_tokens: int) -> bool:
         """Return whether a slot can be cut to its present length again after its next pass, which
@@ -282,11 +298,10 @@ class Ledger:
         )
 
     def drop_checkpoint(self) -> bool:
-        """Drop the earliest checkpoint of the least recently used slot that has any. Return whether
-        there was one.
+        """Drop a checkpoint that only slots need: the earliest one of the least recently used slot
+        (`Checkpoints.drop`). Return whether there was one.
         """
-        slots = sorted(range(len(self.tokens)), key=self._slots.last_used.__getitem__)
-        return any(self.checkpoints.drop_first(slot) for slot in slots)
+        return self.checkpoints.drop(self._slots.last_used)
 
     def match_prefix(
         self, tokens: Sequence[int], scope: str = "", match: PrefixMatch | None = None

@@ -54,11 +54,11 @@ class PreemptionSwap:
         swapped = store.swap_out(slot)
         if swapped is None:
             return None
-        size = len(swapped.state)
-        if not store.make_room(size):  # the state may be larger than estimated
-            return None
         store.pin(swapped)
-        self.nbytes += size
+        if store.nbytes > store.max_bytes:  # the state may be larger than estimated
+            store.unpin(swapped)
+            return None
+        self.nbytes += len(swapped.state)
         return swapped
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
@@ -252,17 +252,25 @@ class DecodeOffload:
         dropping other states, and restore them at the end of the block. If the cells then no longer
         fit into the pool, the slot stays empty and its answer must be recomputed.
         """
-        store, offloaded = self.store, []
+        store, offloaded = self.store, list[tuple[int, SwappedState]]()
         for slot in slots:
             if store.has_room(store.estimate_bytes(len(store.ledger.tokens[slot]))):
                 swapped = store.swap_out(slot)
-                if swapped is not None:
-                    store.pin(swapped)
+                if swapped is None:
+                    continue
+                store.pin(swapped)
+                if store.nbytes > store.max_bytes:  # the state may be larger than estimated
+                    self._restore(slot, swapped)
+                else:
                     offloaded.append((slot, swapped))
         try:
             yield
         finally:
             # in reverse, because a later state may contain a prefix that an earlier one leaves out
             for slot, swapped in reversed(offloaded):
-                store.unpin(swapped)
-                store.swap_in(slot, swapped)
+                self._restore(slot, swapped)
+
+    def _restore(self, slot: int, swapped: SwappedState) -> None:
+        """Restore an offloaded state into its slot, which stays empty if the pool has no room."""
+        self.store.unpin(swapped)
+        self.store.swap_in(slot, swapped)

@@ -4,8 +4,8 @@ which states are stored and restored (offload_cost.py).
 A state is idle (of a finished answer) or pinned (of a preempted or running answer). Pinned states
 are never dropped. Of the idle ones, the least recently used are dropped when a state that must
 leave the pool needs their bytes, and then the checkpoints of slots. Nothing is dropped for a state
-that leaves the pool only to make passes faster. Checkpoints of slots take at most half of the
-budget; for a new one, those of the least recently used slot are dropped.
+that leaves the pool only to make passes faster. Checkpoints take at most half of the budget. A new
+one takes the place of those of idle states, and then of those of the least recently used slot.
 """
 
 import time
@@ -94,14 +94,26 @@ class OffloadStore:
         self.idle_bytes = 0
         self._n_stored = 0
         self._tree = RadixTree()  # of the idle states
-        self._pinned_bytes = 0
+        self._pinned: dict[int, SwappedState] = {}  # by id()
         self._token_bytes = token_bytes
         ledger.before_checkpoint = self.make_checkpoint_room
+        ledger.after_memory_error = self.lower_budget
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all states and checkpoints together."""
-        return self._pinned_bytes + self.idle_bytes + self.ledger.checkpoints.nbytes
+        return self._pinned_state_bytes + self.idle_bytes + self.ledger.checkpoints.nbytes
+
+    @property
+    def _pinned_state_bytes(self) -> int:
+        """Return the bytes of the pinned states without their checkpoints."""
+        return sum(len(swapped.state) for swapped in self._pinned.values())
+
+    @property
+    def _pinned_checkpoint_bytes(self) -> int:
+        """Return the bytes of the checkpoints of pinned states, which are not dropped either."""
+        checkpoints = {one for swapped in self._pinned.values() for one in swapped.checkpoints}
+        return sum(len(checkpoint.state) for checkpoint in checkpoints)
 
     def set_budget(
         self, max_bytes: int, measure_budget: Callable[[int], int] | None = None
@@ -134,25 +146,41 @@ class OffloadStore:
 
     def make_checkpoint_room(self, nbytes: int) -> bool:
         """Drop checkpoints and idle states until a checkpoint of `nbytes` bytes fits into the
-        budget. Return False when it does not fit.
+        budget. Return False, with nothing dropped for it, when it would not fit even then.
         """
         self._update_budget()
         checkpoints, most = self.ledger.checkpoints, self.max_bytes // CHECKPOINT_SHARE
-        if not most or nbytes > most:
+        if not most or self._pinned_checkpoint_bytes + nbytes > most or not self._can_fit(nbytes):
             return False
-        while checkpoints.nbytes + nbytes > most and self.ledger.drop_checkpoint():
+        while checkpoints.nbytes + nbytes > most and self._drop_checkpoint():
             pass
         return checkpoints.nbytes + nbytes <= most and self.make_room(nbytes)
 
+    def _drop_checkpoint(self) -> bool:
+        """Drop the oldest idle state with a checkpoint that no slot has, or a checkpoint of a slot.
+        If idle states need all of these, drop the oldest of the states. Return whether there was
+        anything to drop.
+        """
+        in_slots = self.ledger.checkpoints.in_slots
+        holders = [number for number, state in self.idle.items() if state.swapped.checkpoints]
+        for number in holders:
+            if not in_slots.issuperset(self.idle[number].swapped.checkpoints):
+                return self._drop_state(number)
+        return self.ledger.drop_checkpoint() or (bool(holders) and self._drop_state(holders[0]))
+
+    def _can_fit(self, nbytes: float) -> bool:
+        """Return whether `nbytes` more bytes fit into the budget beside what is never dropped."""
+        return self._pinned_state_bytes + self._pinned_checkpoint_bytes + nbytes <= self.max_bytes
+
     def make_room(self, nbytes: float) -> bool:
         """Drop idle states and checkpoints until `nbytes` more bytes fit into the budget. Return
-        False, with nothing dropped, when they would not fit even then.
+        False, with nothing dropped for them, when they would not fit even then.
         """
         self._update_budget()
-        if not self.max_bytes or self._pinned_bytes + nbytes > self.max_bytes:
+        if not self.max_bytes or not self._can_fit(nbytes):
             return False
         self._drop_idle(self.max_bytes - nbytes)
-        return True
+        return self.nbytes + nbytes <= self.max_bytes
 
     def swap_out(self, slot: int, is_idle: bool = False) -> SwappedState | None:
         """Empty a slot and return its state, like `Ledger.swap_out`. Return None if the system has
@@ -162,7 +190,7 @@ class OffloadStore:
         try:
             swapped = self.ledger.swap_out(slot, is_idle)
         except MemoryError:
-            self._lower_budget()
+            self.lower_budget()
             return None
         return self._record(swapped, start_time)
 
@@ -174,20 +202,23 @@ class OffloadStore:
         try:
             swapped = self.ledger.copy_state(slot)
         except MemoryError:
-            self._lower_budget()
+            self.lower_budget()
             return None
         return self._record(swapped, start_time)
 
-    def _lower_budget(self) -> None:
+    def lower_budget(self) -> None:
         """Lower the budget for good, because the system had no memory for another state."""
         self.max_bytes = self._most_bytes = self.nbytes
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
-        """Restore a state into an empty slot, like `Ledger.swap_in`."""
+        """Restore a state into an empty slot, like `Ledger.swap_in`. Its checkpoints then are those
+        of the slot, for which other states may be dropped.
+        """
         start_time = time.perf_counter()
         is_restored = self.ledger.swap_in(slot, swapped)
         if is_restored:
             self._record(swapped, start_time)
+            self._drop_idle(self.max_bytes)
         return is_restored
 
     def _record(self, swapped: SwappedState, start_time: float) -> SwappedState:
@@ -206,13 +237,13 @@ class OffloadStore:
         """Count the bytes of a state that must not be dropped. Idle states are dropped if the
         budget is exceeded.
         """
-        self._pinned_bytes += len(swapped.state)
+        self._pinned[id(swapped)] = swapped
         self.ledger.checkpoints.hold(swapped.checkpoints)
         self._drop_idle(self.max_bytes)
 
     def unpin(self, swapped: SwappedState) -> None:
         """Stop counting the bytes of a pinned state that was restored or is no longer needed."""
-        self._pinned_bytes -= len(swapped.state)
+        del self._pinned[id(swapped)]
         self.ledger.checkpoints.release(swapped.checkpoints)
 
     def add_idle(self, state: IdleState) -> None:
@@ -237,40 +268,37 @@ class OffloadStore:
     def find_idle(
         self, tokens: Sequence[int], scope: str, n_cached: int, needs_whole: bool
     ) -> int | None:
-        """Return the number of the idle state that has the longest common prefix with `tokens` and
-        is worth restoring, or None.
+        """Return the number of the idle state that has the most of `tokens` for a prompt and is
+        worth restoring, or None.
 
         `n_cached`: tokens of the prompt that the pool has; a state that leaves out a longer prefix
         cannot be restored. `needs_whole`: whether a state is of use only up to its end or to one of
         its checkpoints.
         """
         max_cells = self.ledger.size - self.ledger.busy_cells
+        most, worth, compared = n_cached, list[int](), set[int]()
         for length, holders in self._tree.prefixes(tokens, scope):
-            if length <= n_cached:
+            if length <= n_cached or length < most:
                 break
-            usable = {
-                number: self._usable_length(number, length, needs_whole)
-                for number in holders
-                if self.idle[number].swapped.start <= n_cached
-                and self.idle[number].swapped.n_cells <= max_cells
-            }
-            worth = [
-                number
-                for number, usable_length in usable.items()
-                if usable_length > n_cached
-                and self._is_worth_restoring(number, usable_length - n_cached)
-            ]
-            if worth:
-                # the smallest state that has the prefix; the latest of equals
-                return min(
-                    worth,
-                    key=lambda number: (
-                        -usable[number],
-                        len(self.idle[number].swapped.state),
-                        -number,
-                    ),
-                )
-        return None
+            for number in holders - compared:
+                swapped = self.idle[number].swapped
+                usable = self._usable_length(number, length, needs_whole)
+                if (
+                    usable > n_cached
+                    and usable >= most
+                    and swapped.start <= n_cached
+                    and swapped.n_cells <= max_cells
+                    and self._is_worth_restoring(number, usable - n_cached)
+                ):
+                    worth = [*worth, number] if usable == most else [number]
+                    most = usable
+            compared |= holders
+        # the smallest of the states; the latest of equals
+        return min(
+            worth,
+            key=lambda number: (len(self.idle[number].swapped.state), -number),
+            default=None,
+        )
 
     def _usable_length(self, number: int, length: int, needs_whole: bool) -> int:
         """Return how many of the first `length` tokens of an idle state a prompt can use."""
@@ -290,10 +318,15 @@ class OffloadStore:
         most `max_bytes`.
         """
         while self.idle and self.nbytes > max_bytes:
-            self.pop_idle(next(iter(self.idle)))
-            self.costs.record_use(False)
+            self._drop_state(next(iter(self.idle)))
         while self.nbytes > max_bytes and self.ledger.drop_checkpoint():
             pass
+
+    def _drop_state(self, number: int) -> bool:
+        """Drop an idle state that was not used, and return True."""
+        self.pop_idle(number)
+        self.costs.record_use(False)
+        return True
 
 
 def _moving_average(average: float, value: float) -> float:

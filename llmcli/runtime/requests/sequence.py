@@ -211,7 +211,7 @@ class Sequence:
 
     def shorten(self, shortened: ShortenedText) -> None:
         """Replace the tokens by a shortened text, after the context was full, and update
-        `overflow_stats`.
+        `overflow_stats`. No checkpoint is due in it.
         """
         stats, n_dropped = self.overflow_stats, len(self.tokens) - len(shortened.tokens)
         self.overflow_stats = replace(
@@ -221,6 +221,7 @@ class Sequence:
             turns=shortened.dropped_turns,
         )
         self.tokens, self.n_prompt = shortened.tokens, shortened.n_prompt
+        self.checkpoint_lengths = ()
 
     def count_recomputed(self, count: int) -> None:
         """Add `count` to the tokens that stayed in the context but had to be recomputed after

@@ -1,5 +1,6 @@
 """The bytes of a context by layer: hybrids, and layers that predict further tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -57,20 +58,37 @@ def test_a_hybrid_with_such_layers_has_states_and_attention_in_the_others(tmp_pa
     assert layers == (state, state, state, attention) * 2 + (0,)
 
 
+@pytest.mark.parametrize(
+    ("arch", "n_ubatch", "n_states"), [("qwen35", 512, 4), ("qwen35", 4, 1), ("qwen3next", 512, 1)]
+)
+def test_only_states_that_can_go_back_have_several_copies(
+    tmp_path: Path, arch: str, n_ubatch: int, n_states: int
+) -> None:
+    header = header_of(tmp_path, arch, block_count=4, **ATTENTION, **STATES)
+    options = ContextOptions(512, n_ubatch=n_ubatch)
+    plain = cache_bytes_by_layer(header, options)
+    several = cache_bytes_by_layer(header, replace(options, n_rs_seq=3))
+    assert plain is not None
+    assert several == (*(n_states * state for state in plain[:3]), plain[3])
+
+
 def test_metadata_that_is_not_valid_predicts_nothing(tmp_path: Path) -> None:
     settings = {**ATTENTION, **STATES}
     header = header_of(tmp_path, "jamba", block_count=2, nextn_predict_layers=7, **settings)
     assert cache_bytes_by_layer(header, ContextOptions(512)) is None
 
 
+@pytest.mark.parametrize("is_unified", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba"])
-def test_checkpoint_bytes_are_those_of_llama_cpp(tmp_path: Path, kind: str) -> None:
+def test_checkpoint_bytes_are_those_of_llama_cpp(
+    tmp_path: Path, kind: str, is_unified: bool
+) -> None:
     path = tmp_path / "m.gguf"
     if kind == "gemma3":
         tiny_gguf.gemma3(path, hidden=128, layers=6)
     else:
         {"llama": tiny_gguf.llama, "mamba": tiny_gguf.mamba}[kind](path)
-    options = ContextOptions(1024, 512, 512)
+    options = ContextOptions(1024, 512, 512, unified=is_unified)
     predicted = cache_layout.checkpoint_bytes(read_header(path), options)
     with open_model(path) as model, open_context(model, options) as context:
         if not context.needs_checkpoints:
@@ -80,3 +98,8 @@ def test_checkpoint_bytes_are_those_of_llama_cpp(tmp_path: Path, kind: str) -> N
         context.decode(BatchRows(tokens, range(512), [0] * 512, [False] * 512))
         actual = len(context.read_checkpoint(0))
     assert predicted == pytest.approx(actual, rel=0.15)
+
+
+def test_a_model_without_cache_takes_no_checkpoints(tmp_path: Path) -> None:
+    header = header_of(tmp_path, "bert", block_count=2, **ATTENTION)
+    assert cache_layout.checkpoint_bytes(header, ContextOptions(512)) == 0

@@ -111,14 +111,16 @@ def test_all_requests_end_when_idle_slots_are_evicted_only_as_a_whole(has_comple
     ]
 
 
+@pytest.mark.parametrize("memory", [{}, {"is_recurrent": True}, {"n_swa": 24}], ids=str)
 @pytest.mark.parametrize("keeps_idle", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_samples_of_one_prompt_have_the_same_answers_as_alone(seed, keeps_idle):
+def test_samples_of_one_prompt_have_the_same_answers_as_alone(seed, keeps_idle, memory):
     """Some samples are preempted before the first one has computed the prompt. They then compute it
     themselves, and may be preempted again.
     """
     rng = random.Random(seed)
-    engine, context = make_engine(Schedule(max_chunk_rows=8, host_bytes=1 << 20), keeps_idle)
+    schedule = Schedule(max_chunk_rows=8, host_bytes=1 << 20)
+    engine, context = make_engine(schedule, keeps_idle, **memory)
     waiting, ids, expected, answers = requests(24, rng, beams=False), [], [], {}
     while waiting or engine.is_busy:
         for request in [waiting.pop() for _ in range(min(len(waiting), rng.randrange(3)))]:

@@ -3,6 +3,7 @@
 import pytest
 
 from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import N_SEEDS, default_sampling
@@ -65,6 +66,22 @@ def test_every_sample_has_the_same_answer_as_its_seed_alone(more):
         ids_and_finish(answer_alone(answer.seed)) for answer in answers
     ]
     assert len({answer.text for answer in answers}) > 1
+
+
+@pytest.mark.parametrize("kind", [{"n_swa": 64}, {"is_recurrent": True}], ids=str)
+def test_samples_wait_when_the_system_has_no_memory_for_copies_of_states(kind):
+    class FullMemory(FakeContext):
+        def read_checkpoint(self, sequence: int) -> memoryview:
+            raise MemoryError
+
+    context = FullMemory(n_ctx=512, reply=lambda tokens: ord("a"), n_seq_max=4, **kind)
+    engine = Engine(context, FakeModel(), None, schedule=Schedule(host_bytes=1 << 20))
+    answers = finish(
+        engine, engine.submit_samples(Request(PROMPT, RANDOM_SAMPLING, max_tokens=12), 4)
+    )
+    assert [ids_and_finish(answer) for answer in answers] == [
+        ids_and_finish(answer_alone(answer.seed)) for answer in answers
+    ]
 
 
 def test_an_ignored_end_token_in_one_sample_does_not_change_the_others():

@@ -14,6 +14,7 @@ from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.context_overflow import AttentionSinks, DropTurns
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
@@ -219,3 +220,27 @@ def test_drafting_continues_after_tokens_were_dropped() -> None:
         answers.append((answer.text, len(context.batches)))
     assert answers[0][0] == answers[1][0]
     assert answers[1][1] < answers[0][1] / 2
+
+
+def test_no_checkpoint_is_due_in_a_shortened_text() -> None:
+    context = FakeContext(
+        64, n_batch=16, reply=lambda _: ord("a"), is_recurrent=True, can_shift=False
+    )
+    engine = Engine(context, FakeModel(), None, schedule=Schedule(host_bytes=1 << 20))
+    prompt = tuple(b"a prompt of some length, to sing")
+    asked: list[int] = []
+
+    def record(nbytes: int) -> bool:
+        asked.append(len(engine.ledger.tokens[0]))
+        return True
+
+    engine.ledger.before_checkpoint = record
+    number = engine.submit(
+        Request(prompt, GREEDY, 100, ignore_eos=True, overflow=AttentionSinks(4))
+    )
+    while engine.is_busy:
+        engine.step()
+        engine.ledger.check()
+    answer = engine.pop_answer(number)
+    assert (len(answer.tokens), answer.overflow_stats.times > 1) == (100, True)
+    assert asked == [len(prompt) - 1]

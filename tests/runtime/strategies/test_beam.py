@@ -223,6 +223,7 @@ def test_search_and_other_answers_share_passes_without_effect_on_each_other():
     ("context", "beams", "prompt", "message", "hint"),
     [
         (FakeContext(n_seq_max=2), 4, "x", "loaded for 2", "--beams 4"),
+        (FakeContext(n_seq_max=4, n_batch=2), 3, "x", "at most 2", "--ubatch-size 3"),
         (FakeContext(n_ctx=64, n_seq_max=8), 8, "x" * 60, "each of 8 beams", "--ctx-size"),
     ],
 )

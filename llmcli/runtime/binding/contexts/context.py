@@ -111,6 +111,8 @@ class Context:
         self._n_droppable: dict[int, int] = {}
         # sequences that have gone back since their last pass; llama.cpp would copy their later state
         self._returned: set[int] = set()
+        # sequences whose state an interrupted pass left neither old nor new (`_forward`)
+        self._damaged: set[int] = set()
         self._batch = Batch(self.n_batch)
         # the most branches of a tree of tokens, with the sequence itself
         self.max_branches = 1 + options.n_branches
@@ -183,6 +185,7 @@ class Context:
         batch adds to each sequence. Raises like `decode`.
         """
         self._positions.check(added)
+        assert not self._damaged or all(sequence not in self._damaged for sequence, _, _ in added)
         if self._begin_pass:
             self._begin_pass()
         code = lib().llama_decode(self.pointer, batch.struct)
@@ -199,6 +202,11 @@ class Context:
             raise NoSlot
         for sequence, _, _ in added:
             self._sync_length(sequence)
+            # llama.cpp drops the rows of the micro-batch that failed (llama_context::decode). It
+            # takes this for a return within the last pass, but only the layers that were computed
+            # have stored that pass, and a pass of one row stores nothing to return to.
+            if self.n_rs_seq and self._positions.length(sequence):
+                self._damaged.add(sequence)
         if code == 2:
             raise Aborted
         reason = last_log_lines() or "no reason given"
@@ -338,10 +346,14 @@ class Context:
 
         A sequence with a sliding window cannot be cut when the next token, at `keep`, would attend
         to cells that the window has dropped already. Recurrent state can be dropped as a whole, or
-        go back once within the last pass by at most `n_rs_seq` tokens.
+        go back once within the last pass by at most `n_rs_seq` tokens, unless this pass failed.
         """
         self._check_sequences(sequence)
         assert keep >= 0, keep
+        if not keep:
+            self._damaged.discard(sequence)
+        elif sequence in self._damaged:
+            return False
         length = self._positions.length(sequence)
         if keep >= length:
             return True
@@ -374,6 +386,7 @@ class Context:
         assert self._positions.length(target) == start, f"sequence {target} does not end at {start}"
         needs_whole = self.is_recurrent or not self.unified
         assert source not in self._returned, "a state that goes back only in the next pass"
+        assert source not in self._damaged, "the state of a pass that failed"
         assert not needs_whole or (start == 0 and end == self._positions.length(source)), (
             "only a whole sequence"
         )
@@ -458,6 +471,9 @@ class Context:
         lib().llama_memory_clear(self.memory, False)
         self._positions.clear()
         self._shared_cells.clear()
+        self._n_droppable.clear()
+        self._returned.clear()
+        self._damaged.clear()
 
     def read_state(self, sequence: int, start: int = 0) -> memoryview:
         """Return the state of a sequence as bytes for `write_state` or `append_state`.
@@ -520,6 +536,11 @@ class Context:
         """
         return self.unified and (self.is_recurrent or 0 < self.n_swa < self.n_ctx)
 
+    def checkpoint_size(self, sequence: int) -> int:
+        """Return the number of bytes of `read_checkpoint`."""
+        self._check_sequences(sequence)
+        return sequence_state.partial_size(self.pointer, sequence)
+
     def read_checkpoint(self, sequence: int) -> memoryview:
         """Return the part of a sequence's state that cannot be cut, for `restore_checkpoint`."""
         self._check_sequences(sequence)
@@ -546,8 +567,7 @@ class Context:
         if not accepted or not library.llama_memory_seq_rm(self.memory, sequence, length, -1):
             self._empty(sequence)
             return False
-        self._n_droppable.pop(sequence, None)
-        self._returned.discard(sequence)
+        self._forget_passes(sequence)
         self._positions.set_length(sequence, length)
         self._shared_cells.record_cut(sequence, length)
         if source is not None:
@@ -557,11 +577,16 @@ class Context:
 
     def _empty(self, sequence: int) -> None:
         """Drop all cells of a sequence."""
-        self._n_droppable.pop(sequence, None)
-        self._returned.discard(sequence)
+        self._forget_passes(sequence)
         lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
         self._positions.set_length(sequence, 0)
         self._shared_cells.record_cut(sequence, 0)
+
+    def _forget_passes(self, sequence: int) -> None:
+        """Record that the recurrent state of a sequence is not that of its last pass any more."""
+        self._n_droppable.pop(sequence, None)
+        self._returned.discard(sequence)
+        self._damaged.discard(sequence)
 
     @property
     def output_bytes(self) -> int:

@@ -19,8 +19,9 @@ class ContextOptions:
     - `swa_full`: layers with a sliding window keep every cell, in order, and no work is offloaded
       to a GPU. The reproducible mode sets it.
     - `can_append`: cells that another context computed can be appended to a sequence.
-    - `n_rs_seq`: by how many tokens recurrent state can go back, where the architecture supports
-      this. The memory of the state grows by this factor plus one.
+    - `n_rs_seq`: by how many tokens recurrent state can go back, where the architecture and the
+      micro-batches support this (`usable_rs_seq`). The memory of the state grows by this factor
+      plus one.
     - `outputs_states`: keep the hidden state of every row of a pass, from which a prediction context
       (prediction_context.py) predicts further tokens.
     - `outputs_final_states`: make the final hidden states of passes readable in which every row has
@@ -57,3 +58,17 @@ class ContextOptions:
         `n_branches`.
         """
         return self.n_seq_max + self.can_append + self.n_branches
+
+    @property
+    def batch_rows(self) -> int:
+        """Return the number of rows of a pass that llama.cpp allocates."""
+        return max(self.n_batch, self.n_sequences, self.n_outputs)
+
+    @property
+    def usable_rs_seq(self) -> int:
+        """Return `n_rs_seq`, or 0 if micro-batches are too small for it. llama.cpp computes the last
+        tokens of a sequence, one more than `n_rs_seq`, in one micro-batch, and ends the process if
+        this has no row for another token (split_equal in src/llama-batch.cpp).
+        """
+        micro_batch_rows = min(self.n_ubatch, self.batch_rows)
+        return self.n_rs_seq if micro_batch_rows > self.n_rs_seq + 1 else 0

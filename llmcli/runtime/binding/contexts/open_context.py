@@ -89,10 +89,10 @@ def _open_pointer(
     set_fields(
         params,
         n_ctx=options.n_ctx,
-        n_batch=max(options.n_batch, options.n_sequences, options.n_outputs),
+        n_batch=options.batch_rows,
         n_ubatch=options.n_ubatch,
         n_seq_max=options.n_sequences,
-        n_rs_seq=options.n_rs_seq,
+        n_rs_seq=options.usable_rs_seq,
         # llama.cpp's default would reserve a row of logits for every token of a batch
         n_outputs_max=reserved_outputs(max(options.n_sequences, options.n_outputs)),
         n_threads=options.n_threads,

@@ -61,15 +61,19 @@ def write_state(context: Any, sequence: int, state: bytes | memoryview) -> bool:
     return int(lib().llama_state_seq_set_data(context, pointer, array.size, sequence)) == array.size
 
 
+def partial_size(context: Any, sequence: int) -> int:
+    """Return the number of bytes of `read_partial_state`."""
+    return int(lib().llama_state_seq_get_size_ext(context, sequence, PARTIAL_ONLY))
+
+
 def read_partial_state(context: Any, sequence: int) -> memoryview:
     """Return the part of a sequence's state that cannot be cut at its end: recurrent state, or the
     cells of layers with a sliding window. The bytes are in memory owned by the caller.
     """
-    library, flags = lib(), PARTIAL_ONLY
-    size = int(library.llama_state_seq_get_size_ext(context, sequence, flags))
+    size = partial_size(context, sequence)
     buffer = np.empty(size, np.uint8)
     pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
-    written = library.llama_state_seq_get_data_ext(context, pointer, size, sequence, flags)
+    written = lib().llama_state_seq_get_data_ext(context, pointer, size, sequence, PARTIAL_ONLY)
     assert written == size > 0, (written, size)
     return buffer.data
 
