@@ -73,7 +73,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     return [
         *blocks.common_keys(config),
         ArchKey("attention.sliding_window", "uint32", config.get_int("sliding_window")),
-        *deepseek2.router_keys(config, deepseek2.SIGMOID),
+        *deepseek2.router_keys(config, experts.SIGMOID),
     ]
 
 

@@ -104,10 +104,9 @@ def sliding_layers(config: CheckpointConfig, period: int) -> list[bool]:
     The entries follow layer_types in the config. Without layer_types, all layers have a window
     except each `period`-th one. Raises UserError if layer_types is malformed.
     """
-    types = config.values.get("layer_types")
-    if types is None:
+    if config.values.get("layer_types") is None:
         return [bool((layer + 1) % period) for layer in range(layer_count(config))]
-    return layers_of_kind(config, types, ("sliding_attention",), ("full_attention",))
+    return layers_of_kind(config, "layer_types", ("sliding_attention",), ("full_attention",))
 
 
 def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: int) -> list[ArchKey]:
@@ -124,19 +123,25 @@ def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: in
 
 
 def layers_of_kind(
-    config: CheckpointConfig, types: object, kinds: Sequence[str], other_kinds: Sequence[str]
+    config: CheckpointConfig,
+    setting: str,
+    kinds: Sequence[str],
+    other_kinds: Sequence[str],
+    label: str = "",
 ) -> list[bool]:
     """Return a list with one entry for each layer: whether its type is one of `kinds`. Raises
-    UserError unless `types` is a list with one of `kinds` or `other_kinds` for each layer.
+    UserError unless the setting is a list with one of `kinds` or `other_kinds` for each layer.
+
+    `label`: the name of the setting in the error, if config.json may have another one.
     """
-    allowed = (*kinds, *other_kinds)
+    types, allowed = config.values.get(setting), (*kinds, *other_kinds)
     if (
         not isinstance(types, list)
         or len(types) != layer_count(config)
         or any(kind not in allowed for kind in types)
     ):
         raise UserError(
-            f"{config.location}: the types of layers (layer_types) should be "
+            f"{config.location}: the types of layers ({label or setting}) should be "
             f"{layer_count(config)} entries, each {' or '.join(allowed)}",
             hint="fetch it again",
         )
@@ -174,14 +179,14 @@ def common_problems(
     - `allow_rounded_ramp`: whether llama.cpp may round the ends of a yarn ramp, which the family
       then reports with yarn_ramp_notes().
     """
-    count, kv_heads, head_dim = head_counts(config)
+    _, _, head_dim = head_counts(config)
     settings, activation = rope_settings(config), config.values.get(activation_key, activations[0])
     rope_type, all_rotary = (
         settings.values["rope_type"],
         settings.values.get("partial_rotary_factor") in (None, 1),
     )
     return [
-        (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
+        problem_uneven_heads(config),
         (head_dim % 2, f"its heads have {head_dim} values: rotary halves need an even number"),
         (
             rope_type not in rope_types,
@@ -344,6 +349,14 @@ def problem_head_width(config: CheckpointConfig) -> tuple[object, str]:
     count, _, head_dim = head_counts(config)
     differs = count * head_dim != config.get_int("hidden_size")
     return differs, f"its heads have {head_dim} values, not hidden_size / heads"
+
+
+def problem_uneven_heads(config: CheckpointConfig) -> tuple[object, str]:
+    """Return the problem (condition, text) that not every key-value head has equally many query
+    heads.
+    """
+    count, kv_heads, _ = head_counts(config)
+    return count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"
 
 
 def problem_shared_keys(config: CheckpointConfig) -> tuple[object, str]:

@@ -17,7 +17,6 @@ from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert.archs import blocks, experts, prediction
 from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp, rope_row_order
 
-SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
 # The two norms inside the attention have this eps in transformers, whatever config.json says.
 INNER_NORM_EPS = 1e-6
 ATTN_FACTOR_KEY = "rope.scaling.attn_factor"
@@ -266,20 +265,19 @@ def feed_forward_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shap
     norms before it, by GGUF name. With `has_expert_bias`, each router has a bias.
     """
     dense, first = blocks.feed_forward_shapes(config), dense_layer_count(config)
-    sparse = sparse_feed_forward_shapes(config, has_expert_bias)
+    sparse = expert_feed_forward_shapes(config, has_expert_bias)
     return blocks.shapes_by_block(
         blocks.layer_count(config), lambda layer: dense if layer < first else sparse
     )
 
 
-def sparse_feed_forward_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
+def expert_feed_forward_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
     """Return the shapes of one block's experts, and of the norm before them, by role. With
     `has_expert_bias`, the router has a bias.
     """
     width = config.get_int("moe_intermediate_size")
     shapes: Shapes = {
-        "ffn_norm.weight": (config.get_int("hidden_size"),),
-        **experts.expert_shapes(config, width),
+        **experts.sparse_feed_forward_shapes(config, width),
         **experts.shared_expert_shapes(config, config.get_int("n_shared_experts") * width),
     }
     if has_expert_bias:
@@ -292,7 +290,7 @@ def prediction_shapes(config: CheckpointConfig) -> Shapes:
     return (
         prediction.input_shapes(config)
         | _attention(config)
-        | sparse_feed_forward_shapes(config, has_expert_bias=True)
+        | expert_feed_forward_shapes(config, has_expert_bias=True)
     )
 
 
@@ -390,7 +388,7 @@ V2 = Arch(
     name="deepseek2",
     kind="DEEPSEEK2",
     hf=("DeepseekV2ForCausalLM",),
-    keys=lambda config: keys(config, SOFTMAX),
+    keys=lambda config: keys(config, experts.SOFTMAX),
     required_shapes=lambda config: required_shapes(config, has_expert_bias=False),
     check=check_v2,
     defaults={"topk_method": "greedy", "routed_scaling_factor": 1.0, "first_k_dense_replace": 0},
@@ -399,7 +397,7 @@ V2 = Arch(
 V3 = replace(
     V2,
     hf=("DeepseekV3ForCausalLM",),
-    keys=lambda config: keys(config, SIGMOID),
+    keys=lambda config: keys(config, experts.SIGMOID),
     required_shapes=lambda config: required_shapes(config, has_expert_bias=True),
     check=check_v3,
     defaults={

@@ -50,7 +50,7 @@ def _has_window(config: CheckpointConfig) -> bool:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the experts."""
-    return [*blocks.common_keys(config), *deepseek2.router_keys(config, deepseek2.SIGMOID)]
+    return [*blocks.common_keys(config), *deepseek2.router_keys(config, experts.SIGMOID)]
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:

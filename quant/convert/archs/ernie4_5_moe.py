@@ -98,9 +98,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     named, width = with_usual_names(config), shared_expert_width(config)
     sparse: Shapes = {
-        "ffn_norm.weight": (config.get_int("hidden_size"),),
         "exp_probs_b.bias": (experts.expert_count(named),),
-        **experts.expert_shapes(named, config.get_int("moe_intermediate_size")),
+        **experts.sparse_feed_forward_shapes(named, config.get_int("moe_intermediate_size")),
         **(experts.shared_expert_shapes(config, width) if width else {}),
     }
     dense, first = blocks.feed_forward_shapes(config), dense_layer_count(config)

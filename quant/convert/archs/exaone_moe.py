@@ -64,7 +64,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     return [
         *blocks.common_keys(config),
         *blocks.sliding_window_keys(config, exaone4.sliding_layers(config), exaone4.PERIOD_LAYERS),
-        *deepseek2.router_keys(config, deepseek2.SIGMOID),
+        *deepseek2.router_keys(config, experts.SIGMOID),
         ArchKey("expert_shared_feed_forward_length", "uint32", width),
     ]
 

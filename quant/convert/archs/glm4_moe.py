@@ -65,7 +65,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     return [
         *blocks.common_keys(config),
         ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
-        *deepseek2.router_keys(config, deepseek2.SIGMOID),
+        *deepseek2.router_keys(config, experts.SIGMOID),
     ]
 
 
@@ -100,7 +100,7 @@ def prediction_shapes(config: CheckpointConfig) -> Shapes:
     return (
         prediction.input_shapes(config)
         | _attention(config)
-        | _with_norm_names(deepseek2.sparse_feed_forward_shapes(config, has_expert_bias=True))
+        | _with_norm_names(deepseek2.expert_feed_forward_shapes(config, has_expert_bias=True))
     )
 
 

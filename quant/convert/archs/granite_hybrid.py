@@ -45,13 +45,13 @@ def is_dense(config: CheckpointConfig) -> bool:
 
 def attention_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether it is an attention layer, otherwise it
-    is a state-space layer. Raises UserError if layer_types is malformed.
+    is a state-space layer. Raises UserError if the setting is malformed.
     """
-    types = config.values.get("layer_types", config.values.get("layers_block_type"))
-    if types is None:
+    setting = "layer_types" if "layer_types" in config.values else "layers_block_type"
+    if config.values.get(setting) is None:
         return [False] * blocks.layer_count(config)
     return blocks.layers_of_kind(
-        config, types, state_space.ATTENTION_KINDS, state_space.RECURRENT_KINDS
+        config, setting, state_space.ATTENTION_KINDS, state_space.RECURRENT_KINDS
     )
 
 

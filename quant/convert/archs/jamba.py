@@ -67,12 +67,11 @@ def step_rank(config: CheckpointConfig) -> int:
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's jamba computes differently. Return no notes."""
-    count, kv_heads, _ = blocks.head_counts(config)
     expand, activation = config.get_int("mamba_expand"), config.values.get("hidden_act")
     blocks.raise_problems(
         config,
         [
-            (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
+            blocks.problem_uneven_heads(config),
             blocks.problem_head_width(config),
             (activation != "silu", f"its activation is {activation}"),
             (expand != 2, f"its mamba_expand is {expand}; llama.cpp supports 2"),

@@ -58,9 +58,7 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
 
 def attention_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether it has attention, not a convolution."""
-    return blocks.layers_of_kind(
-        config, config.values.get("layer_types"), ("full_attention",), ("conv",)
-    )
+    return blocks.layers_of_kind(config, "layer_types", ("full_attention",), ("conv",))
 
 
 def problems(config: CheckpointConfig) -> list[tuple[object, str]]:

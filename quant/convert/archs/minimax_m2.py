@@ -5,7 +5,7 @@ Follows MiniMaxM2Model of llama.cpp (conversion/minimax.py, src/models/minimax-m
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, deepseek2, experts
+from quant.convert.archs import blocks, experts
 from quant.convert.archs.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' MiniMaxM2Config
@@ -63,7 +63,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
         ArchKey("rope.dimension_count", "uint32", rotary_width(config)),
         *experts.expert_keys(config),
         ArchKey("expert_feed_forward_length", "uint32", config.get_int("intermediate_size")),
-        ArchKey("expert_gating_func", "uint32", deepseek2.SIGMOID),
+        ArchKey("expert_gating_func", "uint32", experts.SIGMOID),
     ]
 
 

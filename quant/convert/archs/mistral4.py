@@ -67,7 +67,7 @@ def check(config: CheckpointConfig) -> list[str]:
     """
     settings = blocks.rope_settings(config)
     weight = next(
-        (key.value for key in deepseek2.keys(config, deepseek2.SOFTMAX) if key.name == WEIGHT_KEY),
+        (key.value for key in deepseek2.keys(config, experts.SOFTMAX) if key.name == WEIGHT_KEY),
         0.0,
     )
     assert isinstance(weight, float)
@@ -91,7 +91,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     return [
         *(
             key
-            for key in deepseek2.keys(config, deepseek2.SOFTMAX)
+            for key in deepseek2.keys(config, experts.SOFTMAX)
             if key.name != deepseek2.ATTN_FACTOR_KEY or key.value != 1.0
         ),
         ArchKey("attention.temperature_scale", "float32", settings.get_float(BETA_KEY)),

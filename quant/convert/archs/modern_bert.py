@@ -34,9 +34,8 @@ def window_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether it sees only near positions. Raises
     UserError if layer_types is malformed.
     """
-    types = config.values.get("layer_types")
-    if types is not None:
-        return blocks.layers_of_kind(config, types, (WINDOW,), (FULL,))
+    if config.values.get("layer_types") is not None:
+        return blocks.layers_of_kind(config, "layer_types", (WINDOW,), (FULL,))
     period = config.get_int("global_attn_every_n_layers", default=PERIOD)
     return [bool(layer % period) for layer in range(blocks.layer_count(config))]
 

@@ -27,7 +27,9 @@ RECURRENT, ATTENTION, FEED_FORWARD, EXPERTS = "linear_attention", "full_attentio
 # hybrid_override_pattern has one letter for each layer.
 LETTERS = {"M": RECURRENT, "*": ATTENTION, "-": FEED_FORWARD, "E": EXPERTS}
 OLD_NAMES = {"mamba": RECURRENT, "attention": ATTENTION}
+# The setting with the kinds of all layers, and all that config.json may have.
 KINDS_SETTING = "layers_block_type"
+KINDS_SETTINGS = (KINDS_SETTING, "layer_types", "hybrid_override_pattern")
 EXPERT_NAME = re.compile(r"backbone\.(layers\.\d{1,4})\.mixer\.(experts\..+)", re.DOTALL)
 DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 32,
@@ -57,9 +59,7 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
     """Return the settings with the kinds of all layers in layers_block_type, in the words of
     transformers 5, and with their number.
     """
-    kinds = config.values.get(KINDS_SETTING)
-    if kinds is None:
-        kinds = config.values.get("layer_types", config.values.get("hybrid_override_pattern"))
+    kinds = next((v for name in KINDS_SETTINGS if (v := config.values.get(name)) is not None), None)
     if isinstance(kinds, str):
         kinds = [LETTERS.get(letter, letter) for letter in kinds]
     if not isinstance(kinds, list):
@@ -72,7 +72,9 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
 def layer_kinds(config: CheckpointConfig) -> list[str]:
     """Return the kind of each layer. Raises UserError if they are missing or unknown."""
     kinds = config.values.get(KINDS_SETTING)
-    blocks.layers_of_kind(config, kinds, tuple(LETTERS.values()), ())
+    blocks.layers_of_kind(
+        config, KINDS_SETTING, tuple(LETTERS.values()), (), label=" or ".join(KINDS_SETTINGS)
+    )
     return list(kinds) if isinstance(kinds, list) else []
 
 
@@ -98,10 +100,9 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's nemotron_h computes differently; return notes
     for the user.
     """
-    count, kv_heads, _ = blocks.head_counts(config)
     activations = config.values.get("mlp_hidden_act"), config.values.get("mamba_hidden_act")
     problems = [
-        (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
+        blocks.problem_uneven_heads(config),
         (
             activations != ("relu2", "silu"),
             f"its activations are {activations[0]} and {activations[1]}",

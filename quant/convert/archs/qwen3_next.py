@@ -37,11 +37,10 @@ def linear_layers(config: CheckpointConfig) -> list[bool]:
 
     Raises UserError if layer_types is malformed.
     """
-    types = config.values.get("layer_types")
-    if types is None:
+    if config.values.get("layer_types") is None:
         interval = full_attention_interval(config)
         return [bool((layer + 1) % interval) for layer in range(blocks.layer_count(config))]
-    return blocks.layers_of_kind(config, types, ("linear_attention",), ("full_attention",))
+    return blocks.layers_of_kind(config, "layer_types", ("linear_attention",), ("full_attention",))
 
 
 def full_attention_interval(config: CheckpointConfig) -> int:

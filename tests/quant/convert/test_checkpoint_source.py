@@ -377,6 +377,7 @@ def test_hint_says_whether_to_fetch_or_to_save_again(
         ({"num_hidden_layers": 10**9}, "llama.cpp allows 512"),
         ({"hidden_size": None}, "has no hidden_size"),
         ({"draft_vocab_size": 128}, "is an EAGLE-3 draft"),
+        ({"draft_vocab_size": None, "hidden_act": "gelu"}, "its activation is gelu"),
         ({"quantization_config": {"quant_method": "aqlm"}}, r"is quantized \(AQLM\)"),
         ({"vocab_size": 2**31 - 1}, "a vocabulary of 2,147,483,647 rows"),
         ({"vocab_size": 100}, "is outside of the vocab_size 100"),

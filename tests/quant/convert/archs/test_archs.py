@@ -72,7 +72,7 @@ def test_too_many_layers_are_refused_before_a_list_has_an_entry_for_each(name: s
         _ = arch.check(values), arch.keys(values)
 
     tracemalloc.start()
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"llama\.cpp allows 512"):
         read()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
