@@ -12,6 +12,7 @@ Two forms are read, as safetensors or as a pickled file:
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,7 @@ from typing import TYPE_CHECKING
 from llmcli.errors import UserError
 from llmcli.model_loader.quantize_file import find_model
 from llmcli.runtime.drafting import heads_file
-from llmcli.runtime.drafting.heads_file import (
-    BLOCKWISE,
-    MEDUSA,
-    HeadShapes,
-)
+from llmcli.runtime.drafting.heads_file import BLOCKWISE, MEDUSA, HeadShapes
 from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
 from llmcli.text_input import expand_path
 from llmcli.workflows.quantization.convert_adapter import default_path
@@ -39,11 +36,7 @@ from quant.model_file.load_checks import HEADS_ARCHITECTURE
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 from quant.native import ggml
-from quant.quantize.output_files import (
-    find_written,
-    require_output_name,
-    require_writable_file,
-)
+from quant.quantize.output_files import find_written, require_output_name, require_writable_file
 from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
 from quant.source.blob import read_row_samples
 
@@ -59,7 +52,7 @@ WEIGHT_FILES = (
     "medusa_lm_head.bin",
     "model.safetensors",
 )
-PREFIX = "medusa_head."
+PREFIX, OUTPUT_ENDING = "medusa_head.", ".output.weight"
 CHUNK_ROWS = 1024  # rows that are converted at once
 LAYER_NAME = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.linear\.(weight|bias)")
 OUTPUT_NAME = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.weight")
@@ -133,7 +126,7 @@ def _require_base(name: str | None, folder: Path) -> str:
     of = f", a GGUF of {trained_for}" if isinstance(trained_for, str) and trained_for else ""
     raise UserError(
         "convert --heads needs the model that the heads were trained for" + of,
-        hint=f"llmcli convert MODEL --heads {folder}",
+        hint=f"llmcli convert MODEL --heads {shlex.quote(str(folder))}",
     )
 
 
@@ -146,7 +139,7 @@ def _find_model(name: str, config: "Config", ui: "UI") -> ModelHeader:
     if path.is_dir():
         raise UserError(
             f"{name} is a checkpoint, and draft heads are converted for a GGUF",
-            hint=f"convert it first: llmcli convert {name}",
+            hint=f"convert it first: llmcli convert {shlex.quote(name)}",
         )
     header = read_header(path)
     load_checks.require_model(header)
@@ -157,6 +150,11 @@ def _read_source(folder: Path, *, allow_pickle: bool) -> list[LazyTensor]:
     """Return the tensors of the first of WEIGHT_FILES that a folder has. Raises UserError if it has
     none of them, or a pickled one that the user has not allowed to be read.
     """
+    if folder.is_file():
+        raise UserError(
+            f"{folder} is a file, but --heads takes the folder of a checkpoint",
+            hint=f"llmcli convert MODEL --heads {shlex.quote(str(folder.parent))}",
+        )
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", hint="name the folder of draft heads")
     name = next((name for name in WEIGHT_FILES if (folder / name).is_file()), None)
@@ -195,37 +193,55 @@ def _arrange(
     n_heads = 1 + max(
         (int(name.split(".")[1]) for name in named if name.startswith("head.")), default=-1
     )
-    if not (0 < n_heads <= heads_file.MAX_HEADS and n_layers <= heads_file.MAX_LAYERS):
-        raise _unfitting(folder, model, f"there are {n_heads} heads of {n_layers} layers")
-    hidden = named.get("hidden.bias")
-    first = named.get("hidden.weight" if method == BLOCKWISE else "head.0.0.weight")
-    n_embd = first.shape[-1] if first else 0
-    n_vocab = heads_file.output_matrix(model).shape[1]
-    if n_embd != heads_file.model_n_embd(model):
+    inputs = named.get("hidden.weight") or next(
+        (tensor for name, tensor in named.items() if name.endswith(".weight")), None
+    )
+    if inputs is None or not n_heads:
+        raise _incomplete(folder, "no matrix of a head is there")
+    if n_heads > heads_file.MAX_HEADS or n_layers > heads_file.MAX_LAYERS:
+        raise UserError(
+            f"{folder} has {n_heads} heads of {n_layers} layers; llmcli reads at most "
+            f"{heads_file.MAX_HEADS} of {heads_file.MAX_LAYERS}",
+            hint="convert other draft heads",
+        )
+    n_embd, n_vocab = heads_file.model_n_embd(model), heads_file.output_matrix(model).shape[1]
+    if inputs.shape[-1] != n_embd:
         raise _unfitting(
             folder,
             model,
-            f"they read states of {n_embd} values, and the model's have "
-            f"{heads_file.model_n_embd(model)}",
+            f"they read states of {inputs.shape[-1]} values, and the model's have {n_embd}",
         )
+    outputs = [tensor for name, tensor in named.items() if name.endswith(OUTPUT_ENDING)]
+    if outputs and outputs[0].shape[0] != n_vocab:
+        raise _unfitting(
+            folder,
+            model,
+            f"they guess one of {outputs[0].shape[0]} tokens, and the model has {n_vocab}",
+        )
+    hidden = named.get("hidden.bias")
     shapes = HeadShapes(
         method,
         n_embd,
         n_vocab,
         n_heads,
         n_layers,
-        hidden.shape[0] if hidden and method == BLOCKWISE else 0,
-        "head.0.output.weight" in named,
+        hidden.shape[0] if hidden else 0,
+        bool(outputs),
     )
     expected = shapes.tensors()
-    for name in {**expected, **named}:
-        tensor, shape = named.get(name), expected.get(name)
-        if tensor is None or shape is None or tensor.shape != shape[::-1]:
-            found = list(tensor.shape) if tensor else "missing"
-            wanted = list(shape[::-1]) if shape else "no such tensor"
-            raise _unfitting(folder, model, f"{name} is {found}, not {wanted}")
+    if missing := [name for name in expected if name not in named]:
+        raise _incomplete(folder, f"{missing[0]} is missing")
+    for name, shape in expected.items():
+        tensor = named[name]
+        if tensor.shape != shape[::-1]:
+            raise _incomplete(
+                folder, f"{tensor.name} is {list(tensor.shape)}, not {list(shape[::-1])}"
+            )
         if tensor.dtype not in safetensors.FLOAT_DTYPES:
-            raise _unfitting(folder, model, f"{name} is stored as {tensor.dtype}")
+            raise UserError(
+                f"{tensor.name} in {folder} is stored as {tensor.dtype}, which draft heads cannot be",
+                hint="save the heads as float16",
+            )
     _check_config(folder, shapes)
     return shapes, {name: named[name] for name in expected}
 
@@ -248,7 +264,7 @@ def _gguf_name(folder: Path, name: str, method: str, n_layers: int) -> str:
                 f"after {n_layers} layers",
                 hint="fetch the checkpoint again",
             )
-        return f"head.{int(match[1])}.output.weight"
+        return f"head.{int(match[1])}{OUTPUT_ENDING}"
     raise UserError(
         f"{folder} has a tensor {name[:80]!r}, which draft heads do not have",
         hint="name the folder of a Medusa checkpoint",
@@ -277,7 +293,15 @@ def _check_config(folder: Path, shapes: HeadShapes) -> None:
 def _unfitting(folder: Path, model: ModelHeader, why: str) -> UserError:
     return UserError(
         f"the heads in {folder} do not fit {model.path.name}: {why}",
-        hint="name the model that they were trained for: llmcli convert MODEL --heads FOLDER",
+        hint="name the model that they were trained for: "
+        f"llmcli convert MODEL --heads {shlex.quote(str(folder))}",
+    )
+
+
+def _incomplete(folder: Path, why: str) -> UserError:
+    return UserError(
+        f"{folder} does not have all weights of its heads: {why}",
+        hint="fetch the checkpoint again",
     )
 
 

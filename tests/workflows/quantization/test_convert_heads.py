@@ -179,9 +179,24 @@ def test_outtype_is_the_type_of_the_matrices(
             {},
             "0.1.weight, which should be 0.2.weight after 2 layers",
         ),
-        ({"0.0.linear.bias": np.ones(HIDDEN + 1)}, {}, "head.0.0.bias is [65], not [64]"),
-        ({"7.0.linear.bias": np.ones(HIDDEN)}, {}, "is missing, not"),
-        ({"99.0.linear.bias": np.ones(HIDDEN)}, {}, "there are 100 heads of 2 layers"),
+        (
+            {"0.0.linear.bias": np.ones(HIDDEN + 1)},
+            {},
+            "not have all weights of its heads: 0.0.linear.bias is [65], not [64]",
+        ),
+        ({"7.0.linear.bias": np.ones(HIDDEN)}, {}, "its heads: head.3.0.weight is missing"),
+        ({"3.0.linear.bias": np.ones(HIDDEN)}, {}, "head.3.0.weight is missing"),
+        ({"3.2.weight": np.ones((VOCABULARY, HIDDEN))}, {}, "head.3.0.weight is missing"),
+        (
+            {"99.0.linear.bias": np.ones(HIDDEN)},
+            {},
+            "has 100 heads of 2 layers; llmcli reads at most 15 of 16",
+        ),
+        (
+            {"0.2.weight": np.ones((VOCABULARY + 1, HIDDEN))},
+            {},
+            "do not fit m.gguf: they guess one of 301 tokens, and the model has 300",
+        ),
         ({}, {"medusa_num_heads": 4}, "names 4 heads, but its weights are 3 heads of 2 layers"),
         ({}, {"medusa_num_heads": 4, "medusa_num_layers": None}, "names 4 heads, but"),
         ({}, {"medusa_num_layers": 1}, "names 1 layers, but"),
@@ -207,6 +222,7 @@ def test_heads_of_another_model_and_missing_words_are_refused(
 ) -> None:
     folder = write_folder(tmp_path / "a", medusa_tensors(), base_model_name_or_path="org/base")
     wide = tiny_gguf.llama(tmp_path / "wide.gguf", hidden=128, layers=1)
+    heads = ("--heads", str(folder))
     for words, code, message in (
         ([str(wide)], 1, "they read states of 64 values, and the model's have 128"),
         ([], 1, "a GGUF of org/base"),
@@ -216,12 +232,45 @@ def test_heads_of_another_model_and_missing_words_are_refused(
         ([str(model), "--converter", "llama.cpp"], 2, "--converter llama.cpp does not apply to"),
         ([str(model), "--lora", str(folder)], 2, "--lora and --heads convert different things"),
     ):
-        done = llmcli("convert", *words, "--heads", str(folder))
+        done = llmcli("convert", *words, *heads)
         assert done.code == code, done.err
         assert message in done.err
+    assert f"hint: llmcli convert MODEL --heads {folder}\n" in llmcli("convert", *heads).err
     (tmp_path / "empty").mkdir()
     done = llmcli("convert", str(model), "--heads", str(tmp_path / "empty"))
     assert "has no draft heads" in done.err
+    file = folder / "medusa_lm_head.safetensors"
+    done = llmcli("convert", str(model), "--heads", str(file))
+    assert f"{file} is a file, but --heads takes the folder" in done.err
+    assert f"hint: llmcli convert MODEL --heads {folder}\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"0.0.linear.bias": np.ones(HIDDEN)}, "no matrix of a head is there"),
+        ({"hidden.weight": np.ones((8, HIDDEN))}, "no matrix of a head is there"),
+        ({"0.0.linear.weight": np.ones((HIDDEN, HIDDEN))}, "head.0.0.bias is missing"),
+        (medusa_tensors() | {"0.2.weight": None}, "head.0.output.weight is missing"),
+        (medusa_tensors() | {"0.0.linear.weight": None}, "head.0.0.weight is missing"),
+    ],
+)
+def test_incomplete_checkpoints_are_refused(
+    llmcli: Any, model: Path, tmp_path: Path, tensors: dict[str, Any], message: str
+) -> None:
+    stored = {name: values for name, values in tensors.items() if values is not None}
+    done = llmcli("convert", str(model), "--heads", str(write_folder(tmp_path / "a", stored)))
+    assert (done.code, f"all weights of its heads: {message}" in done.err) == (1, True), done.err
+    assert "hint: fetch the checkpoint again" in done.err
+
+
+def test_heads_of_integers_are_refused(llmcli: Any, model: Path, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "a", medusa_tensors())
+    file = folder / "medusa_lm_head.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"F16"', b'"I16"', 1))
+    done = llmcli("convert", str(model), "--heads", str(folder))
+    assert (done.code, "0.0.linear.weight in" in done.err) == (1, True)
+    assert "is stored as I16, which draft heads cannot be" in done.err
 
 
 @pytest.mark.parametrize("method", HEAD_METHODS)
