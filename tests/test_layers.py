@@ -101,6 +101,7 @@ QUANT_FOR_ALL = (
     "quant.source.blob",
     "quant.checkpoint.adapters",
     "quant.checkpoint.pickles",
+    "quant.checkpoint.safetensors",
 )
 QUANT_USERS = ("llmcli/commands/", "llmcli/workflows/", "llmcli/model_loader/")
 # Third-party library (or ctypes, subprocess) -> the only files and folders that may import it.
