@@ -87,6 +87,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("quantize",),
         ("folds", "allocation"),
     ),
+    "quant/convert": (
+        ("parts", "gguf_tables", "general_metadata"),
+        ("archs",),
+        ("checkpoint_source",),
+    ),
 }
 # Modules of quant that every package of llmcli may import. Only QUANT_USERS may import the others.
 QUANT_FOR_ALL = (

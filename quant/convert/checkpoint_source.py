@@ -21,8 +21,9 @@ from quant.checkpoint.language_part import extract_language_part
 from quant.checkpoint.pickles import find_pickles, load_pickles, pickles_not_allowed
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata, gguf_tables
-from quant.convert.archs import ARCHS, blocks, prediction
-from quant.convert.archs.base import POOLING_FILE, Arch, ArchKey
+from quant.convert.archs import ARCHS
+from quant.convert.parts import layout, prediction
+from quant.convert.parts.base import POOLING_FILE, Arch, ArchKey
 from quant.errors import UnknownClassError, UserError, list_first
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
 from quant.gguf.layout import encode_entry
@@ -266,7 +267,7 @@ def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
     """
     stored = _config(folder)
     arch, config = _arch(folder.path, stored).resolve(stored)
-    blocks.layer_count(config)
+    layout.layer_count(config)
     return arch, config
 
 

@@ -11,7 +11,7 @@ from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert import checkpoint_source
-from quant.convert.archs import experts
+from quant.convert.parts import experts
 from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import plan, write
