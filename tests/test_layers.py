@@ -87,6 +87,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("quantize",),
         ("folds", "allocation"),
     ),
+    "quant/convert": (
+        ("parts", "gguf_tables", "general_metadata"),
+        ("archs",),
+        ("checkpoint_source",),
+    ),
 }
 # Modules of quant that every package of llmcli may import. Only QUANT_USERS may import the others.
 QUANT_FOR_ALL = (
@@ -101,6 +106,7 @@ QUANT_FOR_ALL = (
     "quant.source.blob",
     "quant.checkpoint.adapters",
     "quant.checkpoint.pickles",
+    "quant.checkpoint.safetensors",
 )
 QUANT_USERS = ("llmcli/commands/", "llmcli/workflows/", "llmcli/model_loader/")
 # Third-party library (or ctypes, subprocess) -> the only files and folders that may import it.

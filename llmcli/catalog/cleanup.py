@@ -223,8 +223,11 @@ def _find_cached_scratch_files(config: Config) -> Iterator[RemovableItem]:
                 yield RemovableItem(path, _size(path), copies[lock.parent.name])
     for lock in sorted((config.cache / "conversions").glob("*.lock")):
         with file_lock.hold_lock(lock) as is_locked:
-            if is_locked and (folder := lock.with_suffix("")).is_dir():
+            folder = lock.with_suffix("")
+            if is_locked and folder.is_dir():
                 yield RemovableItem(folder, _size(folder), "unfinished conversion")
+            if is_locked and not folder.exists():
+                lock.unlink(missing_ok=True)
     for lock in sorted((config.cache / "calibrations").glob("*.lock")):
         with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.*")) if is_locked else ():

@@ -2,6 +2,7 @@
 functions of `llmcli quantize`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -87,12 +88,12 @@ def convert(
             "--lora and --heads convert different things", hint="leave out one of them"
         )
     if heads is not None:
-        _require_no_other_option("--heads", reading, conversion)
+        _require_no_other_option("--heads", reading, conversion, ("auto",))
         wanted = HeadsRequest(heads, source, outtype, reading.allow_pickle, writing)
         print_heads(convert_heads(wanted, config, ui), ui)
         return
     if lora is not None:
-        _require_no_other_option("--lora", reading, conversion)
+        _require_no_other_option("--lora", reading, conversion, ("auto", "llama.cpp"))
         request = AdapterRequest(lora, source, outtype, reading.allow_pickle, writing)
         print_adapter(convert_adapter(request, config, ui), ui)
         return
@@ -139,9 +140,14 @@ def convert(
 
 
 def _require_no_other_option(
-    kind: str, reading: SourceSettings, conversion: ConverterSettings
+    kind: str,
+    reading: SourceSettings,
+    conversion: ConverterSettings,
+    converters: Sequence[str],
 ) -> None:
-    """Raise UsageError for an option that does not apply to --lora or --heads, which `kind` is."""
+    """Raise UsageError for an option that does not apply to --lora or --heads, which `kind` is.
+    `converters`: the values of --converter that do.
+    """
     from llmcli.errors import UsageError
 
     flags = {
@@ -149,7 +155,7 @@ def _require_no_other_option(
         "--allow-pickle": False,  # this one does
         "--keep-source": reading.keep_source,
         "--mmproj": conversion.mmproj,
-        "--converter native": conversion.converter == "native",
+        f"--converter {conversion.converter}": conversion.converter not in converters,
     }
     if flag := next((name for name, value in flags.items() if value), None):
         raise UsageError(f"{flag} does not apply to {kind}", hint=f"leave out {flag}")

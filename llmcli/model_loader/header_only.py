@@ -6,7 +6,6 @@ header that the real file has or would have, and a hole in place of the weights.
 disk space, and a dry run reads only the header.
 """
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from quant.source.source import Source
 
 # how many bytes of a remote file are fetched first, and at most, to get its header
-FIRST_HEADER_BYTES, MAX_HEADER_BYTES = 1 << 18, 1 << 27
+FIRST_HEADER_BYTES, MAX_HEADER_BYTES = 1 << 18, 1 << 27  # of a GGUF
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +122,21 @@ def _open_source(model: FetchedModel, folder: Path, config: Config, ui: UI) -> I
 
 
 def _write_checkpoint_stand_in(model: FetchedModel, folder: Path) -> Path:
-    """Write a stand-in for a checkpoint on the hub, and return its folder: its small files, and
-    sparse safetensors with their headers and a hole in place of the weights. llama.cpp's converter
-    reads no weights before it has written its own header.
+    """Write a stand-in for a checkpoint on the hub, and return its folder: links to its small
+    files, and sparse safetensors with their headers and a hole in place of the weights. llama.cpp's
+    converter reads no weights before it has written its own header.
     """
-    from quant.checkpoint.safetensors import MAX_HEADER_BYTES
+    from quant.checkpoint import safetensors
 
     assert model.blobs is not None
     stand_in = folder / "checkpoint" / model.name.rpartition("/")[2]
-    shutil.copytree(model.path, stand_in, ignore=shutil.ignore_patterns("*.safetensors"))
+    for path in map(Path, model.record["beside"]):
+        link = stand_in / path.relative_to(model.path)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path.resolve())
     for name, blob in model.blobs.items():
         header_bytes = int.from_bytes(blob.read(0, min(8, blob.size)).tobytes(), "little")
-        nbytes = min(8 + header_bytes, 8 + MAX_HEADER_BYTES, blob.size)
+        nbytes = min(8 + header_bytes, 8 + safetensors.MAX_HEADER_BYTES, blob.size)
         with (stand_in / name).open("wb") as stream:
             stream.write(blob.read(0, nbytes).data)
             stream.truncate(blob.size)

@@ -21,9 +21,9 @@ from quant.checkpoint.language_part import extract_language_part
 from quant.checkpoint.pickles import find_pickles, load_pickles, pickles_not_allowed
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata, gguf_tables
-from quant.convert.archs import ARCHS, prediction
-from quant.convert.archs.base import POOLING_FILE, Arch, ArchKey
-from quant.convert.archs.blocks import layer_count
+from quant.convert.archs import ARCHS
+from quant.convert.parts import layout, prediction
+from quant.convert.parts.base import POOLING_FILE, Arch, ArchKey
 from quant.errors import UnknownClassError, UserError, list_first
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
 from quant.gguf.layout import encode_entry
@@ -253,8 +253,8 @@ def _choose_layers(
     what = f"{layers} further tokens (MTP)"
     if not with_prediction:
         return others, config, [f"left out: {what}"]
-    blocks = f"block {normal_count}" + (f" to {normal_count + count - 1}" if count > 1 else "")
-    note = f"converted as {blocks}: {what}; --no-mtp leaves {'it' if count == 1 else 'them'} out"
+    place = f"block {normal_count}" + (f" to {normal_count + count - 1}" if count > 1 else "")
+    note = f"converted as {place}: {what}; --no-mtp leaves {'it' if count == 1 else 'them'} out"
     return tensors, prediction.with_layer_count(config, count), [note]
 
 
@@ -267,7 +267,7 @@ def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
     """
     stored = _config(folder)
     arch, config = _arch(folder.path, stored).resolve(stored)
-    layer_count(config)
+    layout.layer_count(config)
     return arch, config
 
 
@@ -282,15 +282,14 @@ def _config(folder: CheckpointFolder) -> CheckpointConfig:
         raise adapter_error(path) or UserError(
             f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file"
         )
-    if "draft_vocab_size" in folder.read_json("config.json"):
+    values = folder.read_json("config.json")
+    if values.get("draft_vocab_size") is not None:
         raise UserError(
             f"{path} is an EAGLE-3 draft: converting it takes the checkpoint of its model, too, "
             "which llmcli does not read",
             hint="pull a GGUF of this draft, and use it with llmcli chat REF -md FILE",
         )
-    values = folder.read_json("config.json") | {
-        POOLING_FILE: folder.read_optional_json(POOLING_FILE)
-    }
+    values = values | {POOLING_FILE: folder.read_optional_json(POOLING_FILE)}
     if isinstance(text := values.get("text_config"), dict):
         # the class of the whole model takes precedence over that of its text part
         classes = [*_class_names(values), *_class_names(text)]

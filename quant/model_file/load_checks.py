@@ -211,11 +211,11 @@ ARCHS_WITH_CONVOLUTION_BIAS = frozenset(
 # BOS is added to texts but has no id for it.
 TOKENIZERS_WITHOUT_BOS = frozenset({"t5", "rwkv", "gemma4"})
 TOKENIZERS_WITHOUT_EOS = frozenset({"bert", "rwkv", "gemma4"})
+# Architectures of files that cannot write text without the model for which they draft tokens.
+DRAFT_ARCHITECTURES = frozenset({"eagle3"})
 # general.type of the files of llama-imatrix, and of our files of second moments.
 IMATRIX_TYPE, MOMENTS_TYPE = "imatrix", "llmcli.moments"
 # general.type -> the flag of `quantize` that takes a file of this type.
-# Files that cannot write text without the model for which they draft tokens
-DRAFT_ARCHITECTURES = frozenset({"eagle3"})
 STATISTICS_FLAGS = {IMATRIX_TYPE: "--imatrix", MOMENTS_TYPE: "--moments"}
 PRE_TOKENIZERS_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4", "glm5"})
 

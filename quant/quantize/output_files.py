@@ -8,7 +8,8 @@ from pathlib import Path
 
 from quant.errors import UserError
 from quant.gguf.header import read_file_header
-from quant.model_file.read_header import SHARD_NAME
+from quant.model_file.model_header import ModelHeader
+from quant.model_file.read_header import SHARD_NAME, read_header
 from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
 
 # Folders of a repository in the Hugging Face cache: models--ORG--NAME/snapshots/COMMIT/….
@@ -78,3 +79,17 @@ def is_replaceable(path: Path) -> bool:
     except UserError:
         return False
     return {SOURCE_KEY, SETTINGS_KEY} <= keys
+
+
+def find_written(out: Path, source: str, settings: str) -> ModelHeader | None:
+    """Return the header of the GGUF `out` if it was made from the source with this fingerprint and
+    with these settings, as its metadata says. Otherwise return None.
+    """
+    if not out.is_file():
+        return None
+    try:
+        header = read_header(out)
+    except UserError:
+        return None
+    keys = header.metadata.get(SOURCE_KEY), header.metadata.get(SETTINGS_KEY)
+    return header if keys == (source, settings) else None

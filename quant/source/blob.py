@@ -3,7 +3,7 @@
 Readers of a checkpoint request bytes from a Blob and need not know where they are stored.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,6 +93,15 @@ def make_row_reader(blob: Blob, offset: int, width: int) -> "Callable[[int, int]
         )
 
     return read
+
+
+def read_row_samples(read: "Callable[[int, int], U8]", rows: int, row_bytes: int) -> "Iterator[U8]":
+    """Yield rows from the beginning, the middle and the end of a tensor, about SAMPLE_BYTES of each.
+    `read(first, last)` returns the rows first .. last.
+    """
+    step = max(1, SAMPLE_BYTES // row_bytes)
+    for first in {0, rows // 2, max(0, rows - step)}:
+        yield read(first, min(first + step, rows))
 
 
 def read_samples(blobs: Sequence[Blob]) -> "list[U8]":

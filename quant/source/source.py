@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 from quant.errors import DamagedSourceError
 from quant.native import ggml
 from quant.recipes.file_types import ModelFacts
-from quant.source.blob import Blob, LocalFile, make_row_reader, read_samples
+from quant.source.blob import Blob, LocalFile, make_row_reader, read_row_samples, read_samples
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SAMPLE_BYTES = 4096  # bytes of a sample; the fingerprint covers three samples of each tensor
 # Metadata keys that record the tokenizer's verification (tokenizer/verify/), and their beginning.
 # They contain descriptions of the known differences, and strings that llama.cpp encodes differently
 # for an unknown reason.
@@ -123,9 +122,9 @@ class Source:
             digest.update(f"{weight.name} {weight.shape} {weight.type}".encode())
             if self.blobs:
                 continue
-            step = max(1, SAMPLE_BYTES // ggml.row_bytes(weight.type, weight.columns))
-            for first in {0, weight.rows // 2, max(0, weight.rows - step)}:
-                digest.update(weight.read(first, min(first + step, weight.rows)).tobytes())
+            row_bytes = ggml.row_bytes(weight.type, weight.columns)
+            for sample in read_row_samples(weight.read, weight.rows, row_bytes):
+                digest.update(sample.tobytes())
         for blob in self.blobs:
             digest.update(f"{blob.path.name} {blob.size}".encode())
         for sample in read_samples(self.blobs):

@@ -11,12 +11,16 @@ copied; Gemma 3 needs one with tokenizer.model. Needs torch and transformers.
 
 import argparse
 import json
-import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import torch
 import transformers
+
+from tests.quant import families
 
 COMMON: dict[str, Any] = {
     "hidden_size": 2048,
@@ -77,7 +81,7 @@ def main() -> None:
     parser.add_argument("--gb", type=float, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     args = parser.parse_args()
-    n_vocab = vocabulary_size(args.tokenizer)
+    n_vocab = families.token_count(args.tokenizer)
     sizes = [count_parameters(args.kind, n_vocab, layers) for layers in (2, 4)]
     each = (sizes[1] - sizes[0]) / 2
     layers = max(2, round(2 + (args.gb * 1e9 / 2 - sizes[0]) / each))
@@ -87,9 +91,7 @@ def main() -> None:
         for value in model.parameters():
             value.normal_(1 if value.dim() == 1 else 0, 0.02)
     model.save_pretrained(args.folder, max_shard_size="1GB", save_original_format=True)
-    for file in args.tokenizer.iterdir():
-        if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges")):
-            shutil.copyfile(file, args.folder / file.name)
+    families.copy_tokenizer(args.tokenizer, args.folder)
     keep_tokenizer(args.folder / "tokenizer_config.json")
     count = sum(value.numel() for value in model.parameters())
     print(f"{args.folder}: {args.kind}, {layers} layers, {2 * count / 1e9:.2f} GB")
@@ -99,6 +101,8 @@ def keep_tokenizer(path: Path) -> None:
     """Name the class that reads tokenizer.json as it is. transformers 5 changes the splitting of
     words for other classes, and llama.cpp's converter does not recognize the result.
     """
+    if not path.is_file():
+        return
     settings = json.loads(path.read_bytes())
     if settings.get("tokenizer_class") == "GPT2Tokenizer":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -124,13 +128,6 @@ def build(kind: str, n_vocab: int, layers: int, device: str) -> Any:
 def count_parameters(kind: str, n_vocab: int, layers: int) -> int:
     """Return the number of parameters of a model, which is not built."""
     return sum(value.numel() for value in build(kind, n_vocab, layers, "meta").parameters())
-
-
-def vocabulary_size(folder: Path) -> int:
-    """Return the number of tokens of a tokenizer."""
-    document = json.loads((folder / "tokenizer.json").read_text())
-    added = [token["id"] for token in document["added_tokens"]]
-    return max([*document["model"]["vocab"].values(), *added]) + 1
 
 
 if __name__ == "__main__":

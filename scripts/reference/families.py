@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -186,7 +185,7 @@ def build(case: families.Case, folder: Path, bpe: Path | None) -> None:
         bpe = None
     if bpe:
         added = len(family_vision.vision_of(case).tokens)
-        size: dict[str, Any] = {"vocab_size": vocabulary_size(bpe) + added}
+        size: dict[str, Any] = {"vocab_size": families.token_count(bpe) + added}
         if "text_config" in case.settings:
             size = {"text_config": size}
         case = replace(case, settings=family_vision.merge(case.settings, size))
@@ -321,23 +320,11 @@ def is_sentencepiece(case: families.Case) -> bool:
     return case.name in llama_cpp_families.SENTENCEPIECE
 
 
-def vocabulary_size(folder: Path) -> int:
-    """Return the number of tokens of a tokenizer."""
-    document = json.loads((folder / "tokenizer.json").read_text())
-    ids = [
-        *document["model"]["vocab"].values(),
-        *(token["id"] for token in document["added_tokens"]),
-    ]
-    return max(ids) + 1
-
-
 def use_tokenizer(source: Path, folder: Path) -> None:
     """Replace the tokenizer of a checkpoint."""
     for file in folder.glob("*token*"):
         file.unlink()
-    for file in source.iterdir():
-        if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges")):
-            shutil.copy(file, folder)
+    families.copy_tokenizer(source, folder)
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:

@@ -28,6 +28,7 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
 from llmcli.units import format_size
+from quant.checkpoint.safetensors import MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
     from llmcli.catalog.hub.choose_files import HubFile
@@ -40,8 +41,6 @@ EXPIRED_STATUSES = (400, 401, 403, 404, 410)
 # Bytes that are read in advance from each file. They usually contain its tensor table. A longer
 # table is read in advance, too.
 HEAD_BYTES = 1 << 16
-# Maximum bytes of a tensor table; quant refuses longer ones (MAX_HEADER_BYTES in safetensors.py).
-MAX_TABLE_BYTES = 1 << 25
 ALIGNMENT_BYTES = 64  # of the addresses of the bytes that a read returns, for vector instructions
 NOTED_REST_BYTES = 1 << 25  # the user is told before more than this is read only for a check
 CONTENT_RANGE_PATTERN = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
@@ -260,7 +259,7 @@ def _read_head(file: RemoteFile) -> bytes:
     head = file.read(0, min(HEAD_BYTES, file.size)).tobytes()
     table_bytes = int.from_bytes(head[:8], "little")
     end = min(8 + table_bytes, file.size)
-    if table_bytes > MAX_TABLE_BYTES or end <= len(head):
+    if table_bytes > MAX_HEADER_BYTES or end <= len(head):
         return head
     return head + file.read(len(head), end - len(head)).tobytes()
 

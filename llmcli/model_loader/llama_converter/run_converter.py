@@ -210,7 +210,7 @@ def start_conversion(
     if the converter fails.
     """
     file_name = re.sub(r"[{}]", "_", request.name)[:200]  # the converter would fill in braces
-    with _scratch_folder(request, config) as scratch:
+    with hold_scratch_folder(request, config) as scratch:
         run = ConverterRun(
             str(converter),
             request.script,
@@ -229,9 +229,9 @@ def start_conversion(
 
 
 @contextmanager
-def _scratch_folder(request: ConverterRequest, config: "Config") -> Iterator[Path]:
-    """Yield a folder of the cache with empty subfolders, which is deleted when the with block ends.
-    Its lock file says whether it is in use.
+def hold_scratch_folder(request: ConverterRequest, config: "Config") -> Iterator[Path]:
+    """Yield a folder of the cache with empty subfolders. It and its lock file, which says that it is
+    in use, are deleted when the with block ends.
 
     If another process converts the same, another folder is used. Waiting for that process could
     last forever, because it may wait for a lock that this process holds.
@@ -239,7 +239,8 @@ def _scratch_folder(request: ConverterRequest, config: "Config") -> Iterator[Pat
     key = hashlib.sha256(f"{request.folder.absolute()} {request.kind}".encode()).hexdigest()[:16]
     for number in itertools.count(1):
         scratch = config.cache / "conversions" / f"{key}-{number}"
-        with file_lock.hold_lock(scratch.with_suffix(".lock")) as is_locked:
+        lock = scratch.with_suffix(".lock")
+        with file_lock.hold_lock(lock) as is_locked:
             if not is_locked:
                 continue
             shutil.rmtree(scratch, ignore_errors=True)  # of a killed run
@@ -249,6 +250,8 @@ def _scratch_folder(request: ConverterRequest, config: "Config") -> Iterator[Pat
                 yield scratch
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
+                # A process that has opened the file meanwhile does not get the lock of a deleted one.
+                lock.unlink(missing_ok=True)
             return
 
 

@@ -29,7 +29,11 @@ from quant.checkpoint.adapters import ADAPTER_CONFIG
 from quant.checkpoint.folder import CheckpointFolder
 from quant.gguf.header import TensorInfo
 from quant.model_file import read_header
-from quant.quantize.output_files import require_output_name, require_writable_file
+from quant.quantize.output_files import (
+    find_written,
+    require_output_name,
+    require_writable_file,
+)
 from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
 from quant.source.blob import LocalFile, read_samples
 
@@ -212,10 +216,10 @@ def _write(
         {"converter": converter_source.released_version(config), "type": request.outtype}
     )
     source = _fingerprint(request.files)
-    if not force and (present := _find_present(out, source, settings)):
-        request.check(present.header)
+    if not force and (present := find_written(out, source, settings)):
+        request.check(present)
         ui.note(f"{out} is up to date: nothing to do (--force makes it again)")
-        return present
+        return SideFile(out, out.stat().st_size, present, is_present=True)
     if not dry_run:
         require_writable_file(request.files, out, force=force)
     metadata = {SOURCE_KEY: source, SETTINGS_KEY: settings}
@@ -236,22 +240,6 @@ def _write(
         _require_numbers(header)
         _move(conversion.file, out)
     return SideFile(out, out.stat().st_size, read_header.read_header(out))
-
-
-def _find_present(out: Path, source: str, settings: str) -> SideFile | None:
-    """Return the file `out` if it was made from these files with these settings."""
-    if not out.is_file():
-        return None
-    try:
-        header = read_header.read_header(out)
-    except UserError:
-        return None
-    keys = header.metadata.get(SOURCE_KEY), header.metadata.get(SETTINGS_KEY)
-    return (
-        SideFile(out, out.stat().st_size, header, is_present=True)
-        if keys == (source, settings)
-        else None
-    )
 
 
 def _fingerprint(files: Sequence[Path]) -> str:

@@ -168,7 +168,8 @@ def output_matrix(model: ModelHeader) -> TensorInfo:
     found = tensors.get("output.weight") or tensors.get("token_embd.weight")
     if found is None or len(found.shape) != 2:
         raise UserError(
-            f"{model.path.name} has no output matrix, which draft heads need", hint="leave out -md"
+            f"{model.path.name} has no output matrix, which draft heads need",
+            hint="use another model, or no draft heads",
         )
     return found
 

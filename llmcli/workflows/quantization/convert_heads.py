@@ -12,7 +12,8 @@ Two forms are read, as safetensors or as a pickled file:
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +21,7 @@ from typing import TYPE_CHECKING
 from llmcli.errors import UserError
 from llmcli.model_loader.quantize_file import find_model
 from llmcli.runtime.drafting import heads_file
-from llmcli.runtime.drafting.heads_file import (
-    BLOCKWISE,
-    MEDUSA,
-    HeadShapes,
-)
+from llmcli.runtime.drafting.heads_file import BLOCKWISE, MEDUSA, HeadShapes
 from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
 from llmcli.text_input import expand_path
 from llmcli.workflows.quantization.convert_adapter import default_path
@@ -39,21 +36,27 @@ from quant.model_file.load_checks import HEADS_ARCHITECTURE
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 from quant.native import ggml
-from quant.quantize.output_files import require_output_name, require_writable_file
+from quant.quantize.output_files import find_written, require_output_name, require_writable_file
 from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
+from quant.source.blob import read_row_samples
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.model_loader.quantize_file import OutputSettings
     from llmcli.ui import UI
 
-WEIGHT_FILES = ("medusa_lm_head.safetensors", "model.safetensors")
-PICKLED_FILES = ("medusa_lm_head.pt", "medusa_lm_head.bin")
-PREFIX = "medusa_head."
+# The last one may be the model that the heads were trained for.
+WEIGHT_FILES = (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "medusa_lm_head.bin",
+    "model.safetensors",
+)
+PREFIX, OUTPUT_ENDING = "medusa_head.", ".output.weight"
 CHUNK_ROWS = 1024  # rows that are converted at once
-LAYER_NAME = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
-OUTPUT_NAME = re.compile(r"(\d+)\.(\d+)\.weight")
-BLOCKWISE_NAME = re.compile(r"(\d+)\.(weight|bias)")
+LAYER_NAME = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.linear\.(weight|bias)")
+OUTPUT_NAME = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.weight")
+BLOCKWISE_NAME = re.compile(r"([0-9]{1,4})\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,127 +91,165 @@ def convert_heads(request: HeadsRequest, config: "Config", ui: "UI") -> HeadsRes
     """Convert draft heads. Raises UserError if the folder has none, or those of another model."""
     folder = expand_path(str(request.folder)).absolute()
     source = _read_source(folder, allow_pickle=request.allow_pickle)
-    model = _find_model(request.base, folder, config, ui)
+    base = _require_base(request.base, folder)
+    model = _find_model(base, config, ui)
     shapes, tensors = _arrange(folder, source, model)
     hash_of_vocabulary = vocabulary_hash(model)
     kind = _matrix_type(folder, request.outtype, tensors)
     kinds = {name: "F32" if len(shape) == 1 else kind for name, shape in shapes.tensors().items()}
     out = request.output.out or default_path(folder, "heads")
     require_output_name(out)
+    if not request.output.dry_run:
+        files = {tensor.file for tensor in tensors.values()}
+        require_writable_file(files, out, force=request.output.force)
     settings = json.dumps({"type": kind, "vocabulary": hash_of_vocabulary})
-    digest = _digest(tensors)
+    digest = _fingerprint(tensors)
     layout = _lay_out(
         shapes, hash_of_vocabulary, kinds, {SOURCE_KEY: digest, SETTINGS_KEY: settings}
     )
-    base = request.base or ""
-    if not request.output.force and _is_present(out, digest, settings):
+    if not request.output.force and find_written(out, digest, settings):
         ui.note(f"{out} is up to date: nothing to do (--force makes it again)")
         return HeadsResult(out, layout.nbytes, shapes, base, is_present=True)
     if request.output.dry_run:
         return HeadsResult(out, layout.nbytes, shapes, base, is_planned=True)
-    files = {tensor.file for tensor in tensors.values()}
-    require_writable_file(files, out, force=request.output.force)
-    _write(out, layout, tensors, {"source": digest, "settings": settings})
+    _write(out, layout, tensors, {"source": digest, "settings": settings}, ui)
     return HeadsResult(out, layout.nbytes, shapes, base)
 
 
-def _find_model(name: str | None, folder: Path, config: "Config", ui: "UI") -> ModelHeader:
+def _require_base(name: str | None, folder: Path) -> str:
+    """Return the model that the user has named. Raises UserError if it is None."""
+    if name is not None:
+        return name
+    trained_for = (
+        CheckpointFolder(folder).read_optional_json("config.json").get("base_model_name_or_path")
+    )
+    of = f", a GGUF of {trained_for}" if isinstance(trained_for, str) and trained_for else ""
+    raise UserError(
+        "convert --heads needs the model that the heads were trained for" + of,
+        hint=f"llmcli convert MODEL --heads {shlex.quote(str(folder))}",
+    )
+
+
+def _find_model(name: str, config: "Config", ui: "UI") -> ModelHeader:
     """Return the header of the model that the heads belong to. Raises UserError if there is no GGUF
     of this name.
     """
-    if name is None:
-        trained_for = (
-            CheckpointFolder(folder)
-            .read_optional_json("config.json")
-            .get("base_model_name_or_path")
-        )
-        of = f", a GGUF of {trained_for}" if isinstance(trained_for, str) and trained_for else ""
-        raise UserError(
-            "convert --heads needs the model that the heads were trained for" + of,
-            hint=f"llmcli convert MODEL --heads {folder}",
-        )
     model = find_model(name, config, ui)
     path = model.path if model else expand_path(name).absolute()
     if path.is_dir():
         raise UserError(
             f"{name} is a checkpoint, and draft heads are converted for a GGUF",
-            hint=f"convert it first: llmcli convert {name}",
+            hint=f"convert it first: llmcli convert {shlex.quote(name)}",
         )
     header = read_header(path)
     load_checks.require_model(header)
     return header
 
 
-def _read_source(folder: Path, *, allow_pickle: bool) -> dict[str, LazyTensor]:
-    """Return the tensors of a folder by name, without a prefix. Raises UserError if it has no
-    weights of heads, or only pickled ones that the user has not allowed to be read.
+def _read_source(folder: Path, *, allow_pickle: bool) -> list[LazyTensor]:
+    """Return the tensors of the first of WEIGHT_FILES that a folder has. Raises UserError if it has
+    none of them, or a pickled one that the user has not allowed to be read.
     """
+    if folder.is_file():
+        raise UserError(
+            f"{folder} is a file, but --heads takes the folder of a checkpoint",
+            hint=f"llmcli convert MODEL --heads {shlex.quote(str(folder.parent))}",
+        )
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", hint="name the folder of draft heads")
-    for name in WEIGHT_FILES:
-        if (folder / name).is_file():
-            tensors = safetensors.read_safetensors(folder / name)
-            return {tensor.name.removeprefix(PREFIX): tensor for tensor in tensors}
-    found = [name for name in PICKLED_FILES if (folder / name).is_file()]
-    if not found:
+    name = next((name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if name is None:
         raise UserError(
-            f"{folder} has no draft heads: neither {' nor '.join((*WEIGHT_FILES, *PICKLED_FILES))}",
+            f"{folder} has no draft heads: neither {' nor '.join(WEIGHT_FILES)}",
             hint="name the folder of a Medusa checkpoint",
         )
+    if name.endswith(".safetensors"):
+        return list(safetensors.read_safetensors(folder / name))
     if not allow_pickle:
-        raise pickles.pickles_not_allowed(folder, found)
-    tensors = pickles.read_pickle(folder / found[0])
-    return {tensor.name.removeprefix(PREFIX): tensor for tensor in tensors}
+        raise pickles.pickles_not_allowed(folder, [name])
+    return list(pickles.read_pickle(folder / name))
 
 
 def _arrange(
-    folder: Path, source: Mapping[str, LazyTensor], model: ModelHeader
+    folder: Path, source: Sequence[LazyTensor], model: ModelHeader
 ) -> tuple[HeadShapes, dict[str, LazyTensor]]:
     """Return the sizes of the heads in a folder, and their tensors by their names in the GGUF, in
     its order. Raises UserError if tensors are unknown, are missing, or do not fit the model.
     """
-    method = BLOCKWISE if "hidden.weight" in source else MEDUSA
-    named = {_gguf_name(folder, name, method): tensor for name, tensor in source.items()}
-    places = [name.split(".") for name in named if name.startswith("head.")]
-    n_heads = 1 + max((int(place[1]) for place in places), default=-1)
-    n_layers = 1 + max((int(place[2]) for place in places if place[2].isdecimal()), default=0)
-    if not (0 < n_heads <= heads_file.MAX_HEADS and n_layers <= heads_file.MAX_LAYERS):
-        raise _unfitting(folder, model, f"there are {n_heads} heads of {n_layers} layers")
-    hidden = named.get("hidden.bias")
-    first = named.get("hidden.weight" if method == BLOCKWISE else "head.0.0.weight")
-    n_embd = first.shape[-1] if first else 0
-    n_vocab = heads_file.output_matrix(model).shape[1]
-    if n_embd != heads_file.model_n_embd(model):
+    names = [tensor.name.removeprefix(PREFIX) for tensor in source]
+    method = BLOCKWISE if "hidden.weight" in names else MEDUSA
+    layers = [int(match[2]) for match in map(LAYER_NAME.fullmatch, names) if match]
+    n_layers = 1 + max(layers, default=0)
+    named: dict[str, LazyTensor] = {}
+    for name, stored in zip(names, source, strict=True):
+        gguf_name = _gguf_name(folder, name, method, n_layers)
+        if gguf_name in named:
+            raise UserError(
+                f"{folder} has {gguf_name} twice: as {named[gguf_name].name[:80]!r} and as "
+                f"{stored.name[:80]!r}",
+                hint="fetch the checkpoint again",
+            )
+        named[gguf_name] = stored
+    n_heads = 1 + max(
+        (int(name.split(".")[1]) for name in named if name.startswith("head.")), default=-1
+    )
+    inputs = named.get("hidden.weight") or next(
+        (tensor for name, tensor in named.items() if name.endswith(".weight")), None
+    )
+    if inputs is None or not n_heads:
+        raise _incomplete(folder, "no matrix of a head is there")
+    if n_heads > heads_file.MAX_HEADS or n_layers > heads_file.MAX_LAYERS:
+        raise UserError(
+            f"{folder} has {n_heads} heads of {n_layers} layers; llmcli reads at most "
+            f"{heads_file.MAX_HEADS} of {heads_file.MAX_LAYERS}",
+            hint="convert other draft heads",
+        )
+    n_embd, n_vocab = heads_file.model_n_embd(model), heads_file.output_matrix(model).shape[1]
+    if inputs.shape[-1] != n_embd:
         raise _unfitting(
             folder,
             model,
-            f"they read states of {n_embd} values, and the model's have "
-            f"{heads_file.model_n_embd(model)}",
+            f"they read states of {inputs.shape[-1]} values, and the model's have {n_embd}",
         )
+    outputs = [tensor for name, tensor in named.items() if name.endswith(OUTPUT_ENDING)]
+    if outputs and outputs[0].shape[0] != n_vocab:
+        raise _unfitting(
+            folder,
+            model,
+            f"they guess one of {outputs[0].shape[0]} tokens, and the model has {n_vocab}",
+        )
+    hidden = named.get("hidden.bias")
     shapes = HeadShapes(
         method,
         n_embd,
         n_vocab,
         n_heads,
         n_layers,
-        hidden.shape[0] if hidden and method == BLOCKWISE else 0,
-        "head.0.output.weight" in named,
+        hidden.shape[0] if hidden else 0,
+        bool(outputs),
     )
     expected = shapes.tensors()
-    for name in {**expected, **named}:
-        tensor, shape = named.get(name), expected.get(name)
-        if tensor is None or shape is None or tensor.shape != shape[::-1]:
-            found = list(tensor.shape) if tensor else "missing"
-            wanted = list(shape[::-1]) if shape else "no such tensor"
-            raise _unfitting(folder, model, f"{name} is {found}, not {wanted}")
+    if missing := [name for name in expected if name not in named]:
+        raise _incomplete(folder, f"{missing[0]} is missing")
+    for name, shape in expected.items():
+        tensor = named[name]
+        if tensor.shape != shape[::-1]:
+            raise _incomplete(
+                folder, f"{tensor.name} is {list(tensor.shape)}, not {list(shape[::-1])}"
+            )
         if tensor.dtype not in safetensors.FLOAT_DTYPES:
-            raise _unfitting(folder, model, f"{name} is stored as {tensor.dtype}")
+            raise UserError(
+                f"{tensor.name} in {folder} is stored as {tensor.dtype}, which draft heads cannot be",
+                hint="save the heads as float16",
+            )
     _check_config(folder, shapes)
     return shapes, {name: named[name] for name in expected}
 
 
-def _gguf_name(folder: Path, name: str, method: str) -> str:
-    """Return the name that a tensor gets in the GGUF. Raises UserError for an unknown tensor."""
+def _gguf_name(folder: Path, name: str, method: str, n_layers: int) -> str:
+    """Return the name that a tensor gets in the GGUF. `n_layers`: the residual blocks of a Medusa
+    head, after which the number of its output matrix comes. Raises UserError for an unknown tensor.
+    """
     if method == BLOCKWISE:
         if name in ("hidden.weight", "hidden.bias"):
             return name
@@ -217,7 +258,13 @@ def _gguf_name(folder: Path, name: str, method: str) -> str:
     elif match := LAYER_NAME.fullmatch(name):
         return f"head.{int(match[1])}.{int(match[2])}.{match[3]}"
     elif match := OUTPUT_NAME.fullmatch(name):
-        return f"head.{int(match[1])}.output.weight"
+        if int(match[2]) != n_layers:
+            raise UserError(
+                f"{folder} has an output matrix {name}, which should be {match[1]}.{n_layers}.weight "
+                f"after {n_layers} layers",
+                hint="fetch the checkpoint again",
+            )
+        return f"head.{int(match[1])}{OUTPUT_ENDING}"
     raise UserError(
         f"{folder} has a tensor {name[:80]!r}, which draft heads do not have",
         hint="name the folder of a Medusa checkpoint",
@@ -230,13 +277,15 @@ def _check_config(folder: Path, shapes: HeadShapes) -> None:
     """
     values = CheckpointFolder(folder).read_optional_json("config.json")
     n_heads, n_layers = values.get("medusa_num_heads"), values.get("medusa_num_layers")
-    if shapes.method == MEDUSA and (
-        (isinstance(n_heads, int) and n_heads > shapes.n_heads)
-        or (isinstance(n_layers, int) and n_layers != shapes.n_layers)
-    ):
+    named = []
+    if isinstance(n_heads, int) and n_heads > shapes.n_heads:
+        named.append(f"{n_heads} heads")
+    if isinstance(n_layers, int) and n_layers != shapes.n_layers:
+        named.append(f"{n_layers} layers")
+    if shapes.method == MEDUSA and named:
         raise UserError(
-            f"the config.json of {folder} names {n_heads} heads of {n_layers} layers, but its "
-            f"weights are {shapes.n_heads} heads of {shapes.n_layers} layers",
+            f"the config.json of {folder} names {' and '.join(named)}, but its weights are "
+            f"{shapes.n_heads} heads of {shapes.n_layers} layers",
             hint="fetch the checkpoint again",
         )
 
@@ -244,7 +293,15 @@ def _check_config(folder: Path, shapes: HeadShapes) -> None:
 def _unfitting(folder: Path, model: ModelHeader, why: str) -> UserError:
     return UserError(
         f"the heads in {folder} do not fit {model.path.name}: {why}",
-        hint="name the model that they were trained for: llmcli convert MODEL --heads FOLDER",
+        hint="name the model that they were trained for: "
+        f"llmcli convert MODEL --heads {shlex.quote(str(folder))}",
+    )
+
+
+def _incomplete(folder: Path, why: str) -> UserError:
+    return UserError(
+        f"{folder} does not have all weights of its heads: {why}",
+        hint="fetch the checkpoint again",
     )
 
 
@@ -263,20 +320,21 @@ def _matrix_type(folder: Path, outtype: str, tensors: Mapping[str, LazyTensor]) 
     return kind
 
 
-def _digest(tensors: Mapping[str, LazyTensor]) -> str:
-    """Return a digest of all weights, which does not depend on the form of their file."""
+def _fingerprint(tensors: Mapping[str, LazyTensor]) -> str:
+    """Return a digest of the shapes and of samples of the weights, which does not depend on the
+    form of their file.
+    """
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
-        for first, last in _chunks(tensor):
-            digest.update(tensor.read(first, last).tobytes())
+        row_bytes = tensor.shape[-1] * safetensors.DTYPE_BYTES[tensor.dtype]
+        for sample in read_row_samples(tensor.read, _row_count(tensor), row_bytes):
+            digest.update(sample.tobytes())
     return digest.hexdigest()[:32]
 
 
-def _chunks(tensor: LazyTensor) -> list[tuple[int, int]]:
-    """Return the ranges of rows in which a tensor is read."""
-    rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-    return [(first, min(rows, first + CHUNK_ROWS)) for first in range(0, rows, CHUNK_ROWS)]
+def _row_count(tensor: LazyTensor) -> int:
+    return tensor.shape[0] if len(tensor.shape) > 1 else 1
 
 
 def _lay_out(
@@ -303,35 +361,34 @@ def _lay_out(
 
 
 def _write(
-    out: Path, layout: FileLayout, tensors: Mapping[str, LazyTensor], identity: dict[str, str]
+    out: Path,
+    layout: FileLayout,
+    tensors: Mapping[str, LazyTensor],
+    identity: dict[str, str],
+    ui: "UI",
 ) -> None:
-    """Write the file. An interrupted run is continued after its last complete tensor."""
+    """Write the file and show a progress bar. An interrupted run is continued after its last
+    complete tensor.
+    """
     writer = ResumableWriter(out, layout, identity)
-    with writer.open():
+    with (
+        writer.open(),
+        ui.bar(f"convert to {out.name}", layout.nbytes, done=writer.position) as bar,
+    ):
         for slot in layout.slots:
             if writer.position >= slot.offset + slot.nbytes:
                 continue
             writer.pad(slot.offset)
             tensor = tensors[slot.name]
-            for first, last in _chunks(tensor):
-                stored = tensor.read(first, last)
+            row_count = _row_count(tensor)
+            for first in range(0, row_count, CHUNK_ROWS):
+                stored = tensor.read(first, min(row_count, first + CHUNK_ROWS))
                 if tensor.dtype != slot.type:
                     rows = ggml.decode(stored, tensor.dtype, tensor.shape[-1], label=slot.name)
                     stored = ggml.encode(rows, slot.type, label=slot.name)
                 else:
                     ggml.require_finite(stored, slot.type, label=slot.name)
                 writer.append(stored.tobytes())
+                bar.advance(stored.nbytes)
             writer.checkpoint()
         writer.finish()
-
-
-def _is_present(out: Path, digest: str, settings: str) -> bool:
-    """Return whether the file was made from these weights with these settings."""
-    if not out.is_file():
-        return False
-    try:
-        header = read_header(out)
-    except UserError:
-        return False
-    keys = header.metadata.get(SOURCE_KEY), header.metadata.get(SETTINGS_KEY)
-    return header.architecture == HEADS_ARCHITECTURE and keys == (digest, settings)

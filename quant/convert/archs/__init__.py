@@ -1,6 +1,6 @@
 """ARCHS: the model families that can be converted, by the model's class name in config.json."""
 
-from quant.convert.archs.base import Arch
+from quant.convert.parts.base import Arch
 from quant.registry import collect
 
 ARCHS: dict[str, Arch] = {

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, deepseek2, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, experts, layout, metadata, routers
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 PERIOD_LAYERS = 4  # the last layer of each period attends to all positions
 DEFAULTS = {  # defaults of transformers' AfmoeConfig
@@ -47,14 +47,14 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's afmoe computes differently. Return no notes."""
-    layers = blocks.sliding_layers(config, config.get_int("global_attn_every_n_layers"))
+    layers = layout.sliding_layers(config, config.get_int("global_attn_every_n_layers"))
     pattern = [bool((layer + 1) % PERIOD_LAYERS) for layer in range(len(layers))]
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
-            *deepseek2.router_problems(config, "sigmoid"),
-            blocks.problem_biases(config, "attention_bias"),
+            *checks.common_problems(config),
+            *routers.router_problems(config, "sigmoid"),
+            checks.problem_biases(config, "attention_bias"),
             (not config.get_bool("mup_enabled"), "its embedding is not scaled (mup_enabled)"),
             (config.values["sliding_window"] is None, "its sliding_window is null"),
             (
@@ -71,9 +71,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     experts.
     """
     return [
-        *blocks.common_keys(config),
+        *metadata.common_keys(config),
         ArchKey("attention.sliding_window", "uint32", config.get_int("sliding_window")),
-        *deepseek2.router_keys(config, deepseek2.SIGMOID),
+        *routers.router_keys(config, experts.SIGMOID),
     ]
 
 
@@ -81,23 +81,23 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    count, _, head_dim = blocks.head_counts(config)
+    count, _, head_dim = layout.head_counts(config)
     return (
-        blocks.embedding_and_head(config)
-        | blocks.repeat_for_blocks(
+        block_tensors.embedding_and_head(config)
+        | block_tensors.repeat_for_blocks(
             config,
-            blocks.attention_shapes(config),
+            block_tensors.attention_shapes(config),
             {"attn_gate.weight": (count * head_dim, config.get_int("hidden_size"))},
-            blocks.head_norm_shapes(config),
-            blocks.post_norm_shapes(config),
+            block_tensors.head_norm_shapes(config),
+            block_tensors.post_norm_shapes(config),
         )
-        | deepseek2.feed_forward_shapes(config, has_expert_bias=True)
+        | routers.feed_forward_shapes(config, has_expert_bias=True)
     )
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with experts stacked and the router's bias renamed."""
-    return blocks.rename_tensors(
+    return block_tensors.rename_tensors(
         experts.stack_experts(config, tensors),
         lambda name: f"{name}.bias" if name.endswith(".mlp.expert_bias") else name,
     )

@@ -10,8 +10,8 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor, Tensors
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 from quant.errors import UserError
 
 DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 12000000.0}  # of transformers' ApertusConfig
@@ -38,10 +38,10 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's apertus computes differently. Return
     no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
-        blocks.common_problems(
-            config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS, activations=("xielu",)
+        checks.common_problems(
+            config, rope_types=rope.ROPE_TYPES_WITH_FACTORS, activations=("xielu",)
         ),
     )
     return []
@@ -53,14 +53,14 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     biases: Shapes = {}
     if config.get_bool("attention_bias"):
-        biases = blocks.qkv_bias_shapes(config)
+        biases = block_tensors.qkv_bias_shapes(config)
         biases["attn_output.bias"] = (config.get_int("hidden_size"),)
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
+        block_tensors.attention_shapes(config),
         biases,
-        blocks.head_norm_shapes(config),
-        blocks.plain_feed_forward_shapes(config),
+        block_tensors.head_norm_shapes(config),
+        block_tensors.plain_feed_forward_shapes(config),
     )
 
 
@@ -69,7 +69,7 @@ def tensor_keys(config: CheckpointConfig, tensors: Tensors) -> list[ArchKey]:
 
     Raises UserError if a layer has no parameters, or one that is not a single number.
     """
-    layers = range(blocks.layer_count(config))
+    layers = range(layout.layer_count(config))
     return [
         ArchKey(
             f"xielu.{name}",
@@ -102,12 +102,12 @@ APERTUS = Arch(
     name="apertus",
     kind="APERTUS",
     hf=("ApertusForCausalLM",),
-    keys=blocks.common_keys,
+    keys=metadata.common_keys,
     required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,
     normalize=normalize,
-    extra_tensors=blocks.llama3_rope_factors,
+    extra_tensors=rope.llama3_rope_factors,
     tensor_keys=tensor_keys,
     needs_head=True,
     dropped_endings=(".rotary_emb.inv_freq", *PARAMETER_ENDINGS),

@@ -6,19 +6,20 @@ Follows ArceeModel of llama.cpp (conversion/llama.py, src/models/arcee.cpp).
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, llama
-from quant.convert.archs.base import Shapes, no_tensors
+from quant.convert.archs import llama
+from quant.convert.parts import block_tensors, checks, rope
+from quant.convert.parts.base import Shapes, no_tensors
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's arcee computes differently. Return no notes."""
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
-                config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS, activations=("relu2",)
+            *checks.common_problems(
+                config, rope_types=rope.ROPE_TYPES_WITH_FACTORS, activations=("relu2",)
             ),
-            blocks.problem_biases(config, "attention_bias", "mlp_bias"),
+            checks.problem_biases(config, "attention_bias", "mlp_bias"),
         ],
     )
     return []
@@ -28,8 +29,10 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.attention_shapes(config), blocks.plain_feed_forward_shapes(config)
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config,
+        block_tensors.attention_shapes(config),
+        block_tensors.plain_feed_forward_shapes(config),
     )
 
 

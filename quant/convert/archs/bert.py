@@ -15,8 +15,8 @@ from typing import Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks
-from quant.convert.archs.base import POOLING_FILE, Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout
+from quant.convert.parts.base import POOLING_FILE, Arch, ArchKey, Shapes
 
 MEAN, CLS, LAST, RANK = 1, 2, 3, 4  # llama_pooling_type
 # Modes of sentence-transformers, by their name and by the setting of older versions.
@@ -104,12 +104,12 @@ def check(config: CheckpointConfig) -> list[str]:
         (kind != "absolute", f"its positions are {kind}"),
         (position_count(config) < 1, "it has no positions beside those of padding"),
     ]
-    blocks.raise_problems(config, problems)
+    checks.raise_problems(config, problems)
     return pair_notes(config)
 
 
 def encoder_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of settings that no encoder of llama.cpp supports."""
+    """Return the problems (see checks.py) of settings that no encoder of llama.cpp supports."""
     count = config.get_int("num_attention_heads")
     return [
         (
@@ -140,7 +140,7 @@ def pair_notes(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the metadata keys."""
     return [
-        ArchKey("block_count", "uint32", blocks.layer_count(config)),
+        ArchKey("block_count", "uint32", layout.layer_count(config)),
         ArchKey("context_length", "uint32", position_count(config)),
         ArchKey("embedding_length", "uint32", config.get_int("hidden_size")),
         ArchKey("feed_forward_length", "uint32", config.get_int("intermediate_size")),
@@ -186,7 +186,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         "token_types.weight": (config.get_int("type_vocab_size"), hidden),
         **_with_bias("token_embd_norm", hidden),
     }
-    return shapes | head_shapes(config) | blocks.repeat_for_blocks(config, block)
+    return shapes | head_shapes(config) | block_tensors.repeat_for_blocks(config, block)
 
 
 def head_shapes(config: CheckpointConfig) -> Shapes:
@@ -206,7 +206,9 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors under names that the gguf package knows, without the heads for training
     and without the rows of positions that are never used.
     """
-    result = blocks.rename_tensors(tensors, lambda name: _known_name(name, is_classifier(config)))
+    result = block_tensors.rename_tensors(
+        tensors, lambda name: _known_name(name, is_classifier(config))
+    )
     positions, offset = result.get(POSITIONS_NAME), position_offset(config)
     if positions and offset and len(positions.shape) == 2:
         count = positions.shape[0]

@@ -9,19 +9,20 @@ they are those of config.json.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, glm4
-from quant.convert.archs.base import Shapes
+from quant.convert.archs import glm4
+from quant.convert.parts import block_tensors, checks
+from quant.convert.parts.base import Shapes
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's chatglm computes differently. Return
     no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, allow_partial_rotary=True),
-            blocks.problem_head_width(config),
+            *checks.common_problems(config, allow_partial_rotary=True),
+            checks.problem_head_width(config),
         ],
     )
     return []
@@ -31,12 +32,12 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    biases = blocks.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    biases = block_tensors.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
+        block_tensors.attention_shapes(config),
         biases,
-        blocks.fused_feed_forward_shapes(config),
+        block_tensors.fused_feed_forward_shapes(config),
     )
 
 

@@ -10,8 +10,8 @@ models of 64 layers or more.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout, metadata
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' CohereConfig
     "layer_norm_eps": 1e-5,
@@ -30,13 +30,13 @@ HEAD_NORM_LAYERS = 64  # Command R models of so many layers have norms of the he
 
 
 def problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of settings that llama.cpp computes differently for
+    """Return the problems (see checks.py) of settings that llama.cpp computes differently for
     Command R and for Cohere 2.
     """
     return [
-        *blocks.common_problems(config),
-        blocks.problem_head_width(config),
-        blocks.problem_biases(config, "attention_bias"),
+        *checks.common_problems(config),
+        checks.problem_head_width(config),
+        checks.problem_biases(config, "attention_bias"),
         (
             not config.get_bool("tie_word_embeddings"),
             "its head is not tied to the embedding",
@@ -48,8 +48,8 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's command-r computes differently. Return
     no notes.
     """
-    layers, has_norms = blocks.layer_count(config), config.get_bool("use_qk_norm")
-    blocks.raise_problems(
+    layers, has_norms = layout.layer_count(config), config.get_bool("use_qk_norm")
+    checks.raise_problems(
         config,
         [
             *problems(config),
@@ -65,7 +65,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def sliding_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether the layer has a sliding window."""
-    return blocks.sliding_layers(
+    return layout.sliding_layers(
         config, config.get_int("sliding_window_pattern", default=PERIOD_LAYERS)
     )
 
@@ -75,7 +75,7 @@ def check2(config: CheckpointConfig) -> list[str]:
     no notes.
     """
     rotary_part = config.values.get("rotary_pct", 1)
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *problems(config),
@@ -100,7 +100,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     return [
         *(
             length if key.name == length.name else key
-            for key in blocks.layer_norm_keys(config, config.get_float("layer_norm_eps"))
+            for key in metadata.layer_norm_keys(config, config.get_float("layer_norm_eps"))
         ),
         ArchKey("logit_scale", "float32", config.get_float("logit_scale")),
     ]
@@ -112,8 +112,8 @@ def keys2(config: CheckpointConfig) -> list[ArchKey]:
     """
     return [
         *keys(config),
-        *blocks.sliding_window_keys(config, sliding_layers(config), PERIOD_LAYERS),
-        ArchKey("rope.dimension_count", "uint32", blocks.head_counts(config)[2]),
+        *metadata.sliding_window_keys(config, sliding_layers(config), PERIOD_LAYERS),
+        ArchKey("rope.dimension_count", "uint32", layout.head_counts(config)[2]),
     ]
 
 
@@ -121,11 +121,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    block = blocks.attention_shapes(config) | blocks.feed_forward_shapes(config)
+    block = block_tensors.attention_shapes(config) | block_tensors.feed_forward_shapes(config)
     del block["ffn_norm.weight"]
     if config.get_bool("use_qk_norm"):
-        block |= blocks.separate_head_norm_shapes(config)
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, block)
+        block |= block_tensors.separate_head_norm_shapes(config)
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(config, block)
 
 
 COMMAND_R = Arch(

@@ -14,10 +14,18 @@ from typing import Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs import blocks, experts, prediction
-from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp, rope_row_order
+from quant.convert.parts import (
+    block_tensors,
+    checks,
+    experts,
+    layout,
+    metadata,
+    prediction,
+    rope,
+    routers,
+)
+from quant.convert.parts.base import Arch, ArchKey, Shapes, TensorOp
 
-SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
 # The two norms inside the attention have this eps in transformers, whatever config.json says.
 INNER_NORM_EPS = 1e-6
 ATTN_FACTOR_KEY = "rope.scaling.attn_factor"
@@ -58,40 +66,22 @@ def mla_widths(config: CheckpointConfig) -> MlaWidths:
     )
 
 
-def dense_layer_count(config: CheckpointConfig) -> int:
-    """Return the number of layers without experts. These are the first layers."""
-    first = (
-        config.get_int("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
-    )
-    return min(first, blocks.layer_count(config))
-
-
-def expert_groups(config: CheckpointConfig) -> tuple[int, int]:
-    """Return the number of groups into which the experts are divided, and the number of groups
-    whose experts a token may use. Return (1, 1) if a token may use all groups.
-    """
-    count, used = config.get_int("n_group", default=1), config.get_int("topk_group", default=1)
-    return (
-        (1, 1) if config.values.get("topk_method") == "greedy" or used >= count else (count, used)
-    )
-
-
 def check_v2(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp computes differently for DeepSeek V2; return
     notes for the user.
     """
     method = config.values.get("topk_method")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *_problems(config, "softmax"),
             (method not in ("greedy", "group_limited_greedy"), f"its topk_method is {method}"),
             (
-                expert_groups(config) != (1, 1),
+                routers.expert_groups(config) != (1, 1),
                 "it scores groups of experts by their best one, llama.cpp by their best two",
             ),
             (config.get_bool("norm_topk_prob"), "norm_topk_prob is true"),
-            blocks.problem_biases(config, "mlp_bias"),
+            checks.problem_biases(config, "mlp_bias"),
         ],
     )
     return _notes(config)
@@ -102,7 +92,7 @@ def check_v3(config: CheckpointConfig) -> list[str]:
     notes for the user.
     """
     method = config.values.get("topk_method", "noaux_tc")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [*_problems(config, "sigmoid"), (method != "noaux_tc", f"its topk_method is {method}")],
     )
@@ -110,23 +100,23 @@ def check_v3(config: CheckpointConfig) -> list[str]:
 
 
 def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) that are the same for V2 and V3. `scoring` is the
+    """Return the problems (see checks.py) that are the same for V2 and V3. `scoring` is the
     scoring_func that the version must have.
     """
-    sizes, layers = mla_widths(config), blocks.layer_count(config)
+    sizes, layers = mla_widths(config), layout.layer_count(config)
     lite = layers in (26, 27) or (layers == 48 and config.get_int("vocab_size") == 128256)
-    settings = blocks.rope_settings(config)
+    settings = rope.rope_settings(config)
     config.get_int("n_shared_experts")
     unscaled_yarn = settings.values["rope_type"] == "yarn" and settings.get_float("factor") <= 1
     return [
-        *blocks.common_problems(_rotary_part(config), rope_types=("default", "yarn")),
-        *router_problems(config, scoring),
+        *checks.common_problems(_rotary_part(config), rope_types=("default", "yarn")),
+        *routers.router_problems(config, scoring),
         (unscaled_yarn, "its yarn has a factor of 1 or less"),
         (
             config.get_int("num_key_value_heads", default=sizes.heads) != sizes.heads,
             "its query heads share keys and values",
         ),
-        blocks.problem_biases(config, "attention_bias"),
+        checks.problem_biases(config, "attention_bias"),
         (
             lite and sizes.query_rank,
             f"llama.cpp expects no q_lora_rank in a model of {layers} layers",
@@ -134,42 +124,14 @@ def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]
     ]
 
 
-def router_problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of the experts and of their router in families whose
-    router has groups of experts. `scoring` is the scoring_func that the family must have.
-    """
-    (group_count, used_groups), values = expert_groups(config), config.values
-    count = experts.expert_count(config)
-    return [
-        *experts.expert_problems(config),
-        (
-            values.get("moe_layer_freq") not in (None, 1),
-            f"its moe_layer_freq is {values.get('moe_layer_freq')}",
-        ),
-        (
-            values.get("scoring_func", scoring) != scoring,
-            f"its scoring_func is {values.get('scoring_func')}",
-        ),
-        (count < 2, "it has only one expert"),
-        (
-            count % group_count or group_count >= count,
-            f"{count} experts cannot be split into {group_count} groups",
-        ),
-        (
-            experts.used_expert_count(config) > count // group_count * used_groups,
-            f"it uses more experts than {used_groups} groups have",
-        ),
-    ]
-
-
 def _notes(config: CheckpointConfig) -> list[str]:
     """Return a note about norms that llama.cpp computes with a different eps."""
-    return blocks.eps_notes(config, "compressed queries and keys", INNER_NORM_EPS)
+    return checks.eps_notes(config, "compressed queries and keys", INNER_NORM_EPS)
 
 
 def _rotary_part(config: CheckpointConfig, **changes: Any) -> CheckpointConfig:
     """Return the config with `changes`, and with `head_dim` set to the width of the rotary part of
-    a head unless `changes` sets it. The functions in blocks.py need this, because they assume that
+    a head unless `changes` sets it. The functions in parts/ need this, because they assume that
     a whole head is rotary.
     """
     return replace(
@@ -187,7 +149,7 @@ def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
     sizes = mla_widths(config)
     rotary = _rotary_part(config, num_key_value_heads=1, head_dim=None)
     return [
-        *_with_yarn_factors(config, blocks.common_keys(rotary)),
+        *_with_yarn_factors(config, metadata.common_keys(rotary)),
         ArchKey("attention.q_lora_rank", "uint32", sizes.query_rank),
         ArchKey("attention.kv_lora_rank", "uint32", sizes.kv_rank),
         ArchKey("attention.key_length", "uint32", sizes.kv_rank + sizes.rope_width),
@@ -195,25 +157,7 @@ def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
         ArchKey("attention.key_length_mla", "uint32", sizes.key_width),
         ArchKey("attention.value_length_mla", "uint32", sizes.value_width),
         ArchKey("rope.dimension_count", "uint32", sizes.rope_width),
-        *router_keys(config, gating),
-    ]
-
-
-def router_keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
-    """Return the metadata keys of dense layers, of experts and of their router. `gating` is
-    llama.cpp's number of the function that scores the experts.
-    """
-    group_count, used_groups = expert_groups(config)
-    return [
-        ArchKey("leading_dense_block_count", "uint32", dense_layer_count(config)),
-        *experts.expert_keys(config),
-        ArchKey("expert_feed_forward_length", "uint32", config.get_int("moe_intermediate_size")),
-        ArchKey("expert_shared_count", "uint32", config.get_int("n_shared_experts")),
-        ArchKey("expert_weights_scale", "float32", config.get_float("routed_scaling_factor")),
-        ArchKey("expert_weights_norm", "bool", config.get_bool("norm_topk_prob")),
-        ArchKey("expert_gating_func", "uint32", gating),
-        ArchKey("expert_group_count", "uint32", group_count),
-        ArchKey("expert_group_used_count", "uint32", used_groups),
+        *routers.router_keys(config, gating),
     ]
 
 
@@ -225,19 +169,19 @@ def _with_yarn_factors(config: CheckpointConfig, keys: list[ArchKey]) -> list[Ar
     `score_factor`. Let m(w) be 1 + w ln(factor) / 10. llama.cpp multiplies rotated values by
     attn_factor, and all scores by the square of attn_factor * m(w), where w is ten times the key
     yarn_log_multiplier. llama.cpp reads w = 0 as "not set" and then multiplies attn_factor by m(1)
-    (llama_context; graph of deepseek2.cpp). The keys that _yarn() in blocks.py wrote are right for
+    (llama_context; graph of deepseek2.cpp). The keys that _yarn() in rope.py wrote are right for
     that case.
     """
-    settings = blocks.rope_settings(config)
+    settings = rope.rope_settings(config)
     if settings.values["rope_type"] != "yarn":
         return keys
-    rotated_factor = blocks.yarn_attention_factor(settings)
+    rotated_factor = rope.yarn_attention_factor(settings)
     score_factor = (
-        blocks.yarn_scale(settings, settings.get_float("mscale_all_dim"))
+        rope.yarn_scale(settings, settings.get_float("mscale_all_dim"))
         if settings.values.get("mscale_all_dim")
         else 1.0
     )
-    weight = (score_factor / rotated_factor - 1) / (blocks.yarn_scale(settings) - 1)
+    weight = (score_factor / rotated_factor - 1) / (rope.yarn_scale(settings) - 1)
     if abs(weight) < 1e-6:
         return keys
     return [
@@ -255,36 +199,10 @@ def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
     With `has_expert_bias`, each router has a bias, as in V3.
     """
     return (
-        blocks.embedding_and_head(config)
-        | blocks.repeat_for_blocks(config, _attention(config))
-        | feed_forward_shapes(config, has_expert_bias)
+        block_tensors.embedding_and_head(config)
+        | block_tensors.repeat_for_blocks(config, _attention(config))
+        | routers.feed_forward_shapes(config, has_expert_bias)
     )
-
-
-def feed_forward_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
-    """Return the shapes of the feed-forward of all blocks, of which the first are dense, and of the
-    norms before it, by GGUF name. With `has_expert_bias`, each router has a bias.
-    """
-    dense, first = blocks.feed_forward_shapes(config), dense_layer_count(config)
-    sparse = sparse_feed_forward_shapes(config, has_expert_bias)
-    return blocks.shapes_by_block(
-        blocks.layer_count(config), lambda layer: dense if layer < first else sparse
-    )
-
-
-def sparse_feed_forward_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
-    """Return the shapes of one block's experts, and of the norm before them, by role. With
-    `has_expert_bias`, the router has a bias.
-    """
-    width = config.get_int("moe_intermediate_size")
-    shapes: Shapes = {
-        "ffn_norm.weight": (config.get_int("hidden_size"),),
-        **experts.expert_shapes(config, width),
-        **experts.shared_expert_shapes(config, config.get_int("n_shared_experts") * width),
-    }
-    if has_expert_bias:
-        shapes["exp_probs_b.bias"] = (experts.expert_count(config),)
-    return shapes
 
 
 def prediction_shapes(config: CheckpointConfig) -> Shapes:
@@ -292,7 +210,7 @@ def prediction_shapes(config: CheckpointConfig) -> Shapes:
     return (
         prediction.input_shapes(config)
         | _attention(config)
-        | sparse_feed_forward_shapes(config, has_expert_bias=True)
+        | routers.expert_feed_forward_shapes(config, has_expert_bias=True)
     )
 
 
@@ -364,7 +282,7 @@ def _interleave_rotary(
     rope_width = mla_widths(config).rope_width
     if config.get_bool("rope_interleave", default=True):
         return tensor
-    order = [*range(plain), *(plain + row for row in rope_row_order(1, rope_width))]
+    order = [*range(plain), *(plain + row for row in rope.rope_row_order(1, rope_width))]
     return tensor_views.pick_rows(
         tensor, [head * (plain + rope_width) + row for head in range(heads) for row in order]
     )
@@ -390,7 +308,7 @@ V2 = Arch(
     name="deepseek2",
     kind="DEEPSEEK2",
     hf=("DeepseekV2ForCausalLM",),
-    keys=lambda config: keys(config, SOFTMAX),
+    keys=lambda config: keys(config, experts.SOFTMAX),
     required_shapes=lambda config: required_shapes(config, has_expert_bias=False),
     check=check_v2,
     defaults={"topk_method": "greedy", "routed_scaling_factor": 1.0, "first_k_dense_replace": 0},
@@ -399,7 +317,7 @@ V2 = Arch(
 V3 = replace(
     V2,
     hf=("DeepseekV3ForCausalLM",),
-    keys=lambda config: keys(config, SIGMOID),
+    keys=lambda config: keys(config, experts.SIGMOID),
     required_shapes=lambda config: required_shapes(config, has_expert_bias=True),
     check=check_v3,
     defaults={

@@ -7,8 +7,9 @@ Follows DeepseekV32Model of llama.cpp (conversion/deepseek.py, src/models/deepse
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, deepseek2, glm_dsa
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.archs import deepseek2, glm_dsa
+from quant.convert.parts import block_tensors, checks
+from quant.convert.parts.base import ArchKey, Shapes
 
 DEFAULTS = glm_dsa.DEFAULTS | {  # defaults of transformers' DeepseekV32Config
     "num_attention_heads": 128,
@@ -27,7 +28,7 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's deepseek32 computes differently; return notes
     for the user.
     """
-    blocks.raise_problems(config, glm_dsa.indexer_problems(config))
+    checks.raise_problems(config, glm_dsa.indexer_problems(config))
     return deepseek2.check_v3(config)
 
 
@@ -40,7 +41,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return deepseek2.V3.required_shapes(config) | blocks.repeat_for_blocks(
+    return deepseek2.V3.required_shapes(config) | block_tensors.repeat_for_blocks(
         config, glm_dsa.indexer_shapes(config)
     )
 

@@ -6,8 +6,8 @@ each query head and has no sliding window.
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, deepseek2, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, experts, layout, metadata, routers
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' Dots1Config
     "num_key_value_heads": 32,
@@ -21,14 +21,14 @@ DEFAULTS = {  # defaults of transformers' Dots1Config
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's dots1 computes differently. Return no notes."""
     scoring = config.values.get("scoring_func", "sigmoid")
-    router = deepseek2.router_problems(config, "noaux_tc" if scoring == "noaux_tc" else "sigmoid")
-    blocks.raise_problems(
+    router = routers.router_problems(config, "noaux_tc" if scoring == "noaux_tc" else "sigmoid")
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
+            *checks.common_problems(config),
             *router,
-            blocks.problem_biases(config, "attention_bias"),
-            blocks.problem_shared_keys(config),
+            checks.problem_biases(config, "attention_bias"),
+            checks.problem_shared_keys(config),
             (_has_window(config), "some of its layers have a sliding window"),
         ],
     )
@@ -44,13 +44,13 @@ def _has_window(config: CheckpointConfig) -> bool:
     if config.get_int("sliding_window") >= config.get_int("max_position_embeddings"):
         return False
     if config.values.get("layer_types") is None:
-        return blocks.layer_count(config) > config.get_int("max_window_layers")
-    return any(blocks.sliding_layers(config, 1))
+        return layout.layer_count(config) > config.get_int("max_window_layers")
+    return any(layout.sliding_layers(config, 1))
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the experts."""
-    return [*blocks.common_keys(config), *deepseek2.router_keys(config, deepseek2.SIGMOID)]
+    return [*metadata.common_keys(config), *routers.router_keys(config, experts.SIGMOID)]
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
@@ -58,11 +58,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     return (
-        blocks.embedding_and_head(config)
-        | blocks.repeat_for_blocks(
-            config, blocks.attention_shapes(config), blocks.head_norm_shapes(config)
+        block_tensors.embedding_and_head(config)
+        | block_tensors.repeat_for_blocks(
+            config, block_tensors.attention_shapes(config), block_tensors.head_norm_shapes(config)
         )
-        | deepseek2.feed_forward_shapes(config, has_expert_bias=True)
+        | routers.feed_forward_shapes(config, has_expert_bias=True)
     )
 
 

@@ -6,8 +6,9 @@ Follows Ernie4_5Model of llama.cpp (conversion/ernie.py, src/models/ernie4-5.cpp
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, llama
-from quant.convert.archs.base import no_tensors
+from quant.convert.archs import llama
+from quant.convert.parts import checks, metadata
+from quant.convert.parts.base import no_tensors
 
 DEFAULTS = {  # defaults of transformers' Ernie4_5Config
     "num_key_value_heads": 2,
@@ -22,8 +23,8 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's ernie4_5 computes differently. Return
     no notes.
     """
-    blocks.raise_problems(
-        config, [*blocks.common_problems(config), blocks.problem_biases(config, "use_bias")]
+    checks.raise_problems(
+        config, [*checks.common_problems(config), checks.problem_biases(config, "use_bias")]
     )
     return []
 
@@ -33,7 +34,7 @@ ERNIE4_5 = replace(
     name="ernie4_5",
     kind="ERNIE4_5",
     hf=("Ernie4_5ForCausalLM",),
-    keys=blocks.common_keys,
+    keys=metadata.common_keys,
     check=check,
     optional_shapes=no_tensors,
     extra_tensors=no_tensors,

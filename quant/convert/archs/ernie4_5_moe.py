@@ -11,8 +11,8 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, experts, layout, metadata
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' Ernie4_5_MoeConfig
     "num_key_value_heads": 4,
@@ -38,7 +38,7 @@ def dense_layer_count(config: CheckpointConfig) -> int:
     """Return the number of layers without experts. These are the first layers."""
     first = config.values["moe_layer_start_index"]
     count = config.get_int("moe_layer_start_index") if first != 0 else 0
-    return min(count, blocks.layer_count(config))
+    return min(count, layout.layer_count(config))
 
 
 def shared_expert_width(config: CheckpointConfig) -> int:
@@ -53,13 +53,13 @@ def check(config: CheckpointConfig) -> list[str]:
     for the user.
     """
     end = config.values.get("moe_layer_end_index")
-    last = blocks.layer_count(config) - 1
-    blocks.raise_problems(
+    last = layout.layer_count(config) - 1
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
+            *checks.common_problems(config),
             *experts.expert_problems(with_usual_names(config)),
-            blocks.problem_biases(config, "use_bias"),
+            checks.problem_biases(config, "use_bias"),
             (
                 config.get_int("moe_layer_interval", default=1) != 1,
                 "moe_layer_interval leaves layers without experts",
@@ -78,7 +78,7 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the experts."""
     entries = [
-        *blocks.common_keys(config),
+        *metadata.common_keys(config),
         *experts.expert_keys(with_usual_names(config)),
         ArchKey("interleave_moe_layer_step", "uint32", 1),
         ArchKey("leading_dense_block_count", "uint32", dense_layer_count(config)),
@@ -98,17 +98,16 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     named, width = with_usual_names(config), shared_expert_width(config)
     sparse: Shapes = {
-        "ffn_norm.weight": (config.get_int("hidden_size"),),
         "exp_probs_b.bias": (experts.expert_count(named),),
-        **experts.expert_shapes(named, config.get_int("moe_intermediate_size")),
+        **experts.sparse_feed_forward_shapes(named, config.get_int("moe_intermediate_size")),
         **(experts.shared_expert_shapes(config, width) if width else {}),
     }
-    dense, first = blocks.feed_forward_shapes(config), dense_layer_count(config)
+    dense, first = block_tensors.feed_forward_shapes(config), dense_layer_count(config)
     return (
-        blocks.embedding_and_head(config)
-        | blocks.repeat_for_blocks(config, blocks.attention_shapes(config))
-        | blocks.shapes_by_block(
-            blocks.layer_count(config), lambda layer: dense if layer < first else sparse
+        block_tensors.embedding_and_head(config)
+        | block_tensors.repeat_for_blocks(config, block_tensors.attention_shapes(config))
+        | block_tensors.shapes_by_block(
+            layout.layer_count(config), lambda layer: dense if layer < first else sparse
         )
     )
 

@@ -7,8 +7,8 @@ recognizes the 32B model by its number of layers, and gives other models no wind
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 PERIOD_LAYERS = 4  # the last layer of each period attends to all positions
 HYBRID_MODEL_LAYERS = 64  # layers of the only model for which llama.cpp has a sliding window
@@ -24,7 +24,7 @@ def sliding_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether the layer has a sliding window."""
     has_types = config.values.get("layer_types") is not None
     period = PERIOD_LAYERS if has_types else config.get_int("sliding_window_pattern")
-    return blocks.sliding_layers(config, period)
+    return layout.sliding_layers(config, period)
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -32,12 +32,12 @@ def check(config: CheckpointConfig) -> list[str]:
     no notes.
     """
     has_window = config.values["sliding_window"] is not None
-    hybrid = blocks.layer_count(config) == HYBRID_MODEL_LAYERS
-    blocks.raise_problems(
+    hybrid = layout.layer_count(config) == HYBRID_MODEL_LAYERS
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS),
-            blocks.problem_head_width(config),
+            *checks.common_problems(config, rope_types=rope.ROPE_TYPES_WITH_FACTORS),
+            checks.problem_head_width(config),
             (
                 has_window != any(sliding_layers(config)),
                 "sliding_window and layer_types contradict each other",
@@ -58,9 +58,9 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys and those of the sliding window, if some layer has one."""
-    entries, layers = blocks.common_keys(config), sliding_layers(config)
+    entries, layers = metadata.common_keys(config), sliding_layers(config)
     if any(layers):
-        entries += blocks.sliding_window_keys(config, layers, PERIOD_LAYERS)
+        entries += metadata.sliding_window_keys(config, layers, PERIOD_LAYERS)
     return entries
 
 
@@ -69,13 +69,13 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     block = (
-        blocks.attention_shapes(config)
-        | blocks.head_norm_shapes(config)
-        | blocks.feed_forward_shapes(config)
-        | blocks.post_norm_shapes(config)
+        block_tensors.attention_shapes(config)
+        | block_tensors.head_norm_shapes(config)
+        | block_tensors.feed_forward_shapes(config)
+        | block_tensors.post_norm_shapes(config)
     )
     del block["attn_norm.weight"], block["ffn_norm.weight"]
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, block)
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(config, block)
 
 
 EXAONE4 = Arch(
@@ -86,7 +86,7 @@ EXAONE4 = Arch(
     required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,
-    extra_tensors=blocks.llama3_rope_factors,
+    extra_tensors=rope.llama3_rope_factors,
 )
 
 ARCHS = (EXAONE4,)

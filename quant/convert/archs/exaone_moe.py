@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, deepseek2, exaone4, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.archs import exaone4
 from quant.convert.archs.glm4_moe_lite import problem_mlp_types, read_mlp_types
+from quant.convert.parts import block_tensors, checks, experts, metadata, rope, routers
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' ExaoneMoeConfig
     "num_key_value_heads": 32,
@@ -41,11 +42,11 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's exaone-moe computes differently; return notes
     for the user.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, rope_types=("default", "llama3")),
-            *deepseek2.router_problems(config, "sigmoid"),
+            *checks.common_problems(config, rope_types=("default", "llama3")),
+            *routers.router_problems(config, "sigmoid"),
             problem_mlp_types(config),
             (
                 config.values["sliding_window"] is None or not any(exaone4.sliding_layers(config)),
@@ -62,9 +63,11 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, those of the sliding window, and those of the experts."""
     width = config.get_int("moe_intermediate_size") * config.get_int("n_shared_experts")
     return [
-        *blocks.common_keys(config),
-        *blocks.sliding_window_keys(config, exaone4.sliding_layers(config), exaone4.PERIOD_LAYERS),
-        *deepseek2.router_keys(config, deepseek2.SIGMOID),
+        *metadata.common_keys(config),
+        *metadata.sliding_window_keys(
+            config, exaone4.sliding_layers(config), exaone4.PERIOD_LAYERS
+        ),
+        *routers.router_keys(config, experts.SIGMOID),
         ArchKey("expert_shared_feed_forward_length", "uint32", width),
     ]
 
@@ -74,11 +77,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     return (
-        blocks.embedding_and_head(config)
-        | blocks.repeat_for_blocks(
-            config, blocks.attention_shapes(config), blocks.head_norm_shapes(config)
+        block_tensors.embedding_and_head(config)
+        | block_tensors.repeat_for_blocks(
+            config, block_tensors.attention_shapes(config), block_tensors.head_norm_shapes(config)
         )
-        | deepseek2.feed_forward_shapes(config, has_expert_bias=True)
+        | routers.feed_forward_shapes(config, has_expert_bias=True)
     )
 
 
@@ -100,7 +103,7 @@ EXAONE_MOE = Arch(
     defaults=DEFAULTS,
     normalize=normalize,
     prepare=prepare,
-    extra_tensors=blocks.llama3_rope_factors,
+    extra_tensors=rope.llama3_rope_factors,
     needs_head=True,
 )
 

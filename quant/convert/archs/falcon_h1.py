@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs import blocks, state_space
-from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp
-from quant.convert.archs.state_space import Mamba2Widths
+from quant.convert.parts import block_tensors, checks, layout, metadata, state_space
+from quant.convert.parts.base import Arch, ArchKey, Shapes, TensorOp
+from quant.convert.parts.state_space import Mamba2Widths
 from quant.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's falcon-h1 computes differently. Return no
     notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
+            *checks.common_problems(config),
             *state_space.width_problems(widths(config)),
             state_space.problem_step_limit(config),
-            blocks.problem_biases(config, "attention_bias", "mlp_bias", "mamba_proj_bias"),
+            checks.problem_biases(config, "attention_bias", "mlp_bias", "mamba_proj_bias"),
             (
                 has_norm(config) and config.get_bool("mamba_norm_before_gate"),
                 "the norm of its state-space layers comes before the gate",
@@ -101,14 +101,14 @@ def has_norm(config: CheckpointConfig) -> bool:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the state-space layers."""
     return [
-        *blocks.common_keys(_with_head_width(config)),
+        *metadata.common_keys(_with_head_width(config)),
         *state_space.state_keys(widths(config)),
     ]
 
 
 def _with_head_width(config: CheckpointConfig) -> CheckpointConfig:
     """Return the config with the width of a head, which is then written as metadata."""
-    head_dim = blocks.head_counts(config)[2]
+    head_dim = layout.head_counts(config)[2]
     return replace(config, values={**config.values, "head_dim": head_dim})
 
 
@@ -126,8 +126,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         "ffn_up.weight": (ff, hidden),
         "ffn_down.weight": (hidden, ff),
     }
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.attention_shapes(config), states, feed_forward
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config, block_tensors.attention_shapes(config), states, feed_forward
     )
 
 
@@ -140,7 +140,7 @@ def extra_tensors(config: CheckpointConfig) -> "dict[str, F32]":
     """Return biases of zero for convolutions without them."""
     if has_conv_bias(config):
         return {}
-    return state_space.zero_biases(widths(config), range(blocks.layer_count(config)))
+    return state_space.zero_biases(widths(config), range(layout.layer_count(config)))
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:

@@ -7,8 +7,8 @@ caps, ties the head to the embedding, and computes the scale of the queries itse
 
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp
+from quant.convert.parts import block_tensors, checks, layout, metadata
+from quant.convert.parts.base import Arch, ArchKey, Shapes, TensorOp
 
 DEFAULTS = {  # defaults of transformers' Gemma2Config
     "num_attention_heads": 8,
@@ -29,16 +29,16 @@ def query_scalar(config: CheckpointConfig, large_model_layers: int) -> int:
     """Return the query_pre_attn_scalar that llama.cpp uses, instead of the one in config.json. It
     differs for the largest model, which llama.cpp recognizes by its `large_model_layers` layers.
     """
-    heads, _, head_dim = blocks.head_counts(config)
+    heads, _, head_dim = layout.head_counts(config)
     return (
         config.get_int("hidden_size") // heads
-        if blocks.layer_count(config) == large_model_layers
+        if layout.layer_count(config) == large_model_layers
         else head_dim
     )
 
 
 def gemma_problems(config: CheckpointConfig, large_model_layers: int) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of settings that llama.cpp computes differently for both
+    """Return the problems (see checks.py) of settings that llama.cpp computes differently for both
     Gemma 2 and Gemma 3.
     """
     scalar_setting, computed = (
@@ -46,7 +46,7 @@ def gemma_problems(config: CheckpointConfig, large_model_layers: int) -> list[tu
         query_scalar(config, large_model_layers),
     )
     return [
-        *blocks.common_problems(
+        *checks.common_problems(
             config,
             rope_types=("default", "linear"),
             activations=("gelu_pytorch_tanh",),
@@ -56,7 +56,7 @@ def gemma_problems(config: CheckpointConfig, large_model_layers: int) -> list[tu
             scalar_setting != computed,
             f"its query_pre_attn_scalar is {scalar_setting}; llama.cpp computes with {computed}",
         ),
-        blocks.problem_biases(config, "attention_bias"),
+        checks.problem_biases(config, "attention_bias"),
         (config.get_bool("use_bidirectional_attention"), "it attends to later tokens"),
     ]
 
@@ -70,7 +70,7 @@ def check(config: CheckpointConfig) -> list[str]:
         for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
     ]
     tied = config.get_bool("tie_word_embeddings")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *gemma_problems(config, LARGE_MODEL_LAYERS),
@@ -84,11 +84,11 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of both soft caps and of the sliding window."""
     return [
-        *blocks.common_keys(config),
+        *metadata.common_keys(config),
         ArchKey("attn_logit_softcapping", "float32", config.get_float("attn_logit_softcapping")),
         ArchKey("final_logit_softcapping", "float32", config.get_float("final_logit_softcapping")),
-        *blocks.sliding_window_keys(
-            config, blocks.sliding_layers(config, PERIOD_LAYERS), PERIOD_LAYERS
+        *metadata.sliding_window_keys(
+            config, layout.sliding_layers(config, PERIOD_LAYERS), PERIOD_LAYERS
         ),
     ]
 
@@ -98,11 +98,13 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     block_shapes = (
-        blocks.attention_shapes(config),
-        blocks.feed_forward_shapes(config),
-        blocks.post_norm_shapes(config),
+        block_tensors.attention_shapes(config),
+        block_tensors.feed_forward_shapes(config),
+        block_tensors.post_norm_shapes(config),
     )
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, *block_shapes)
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config, *block_shapes
+    )
 
 
 NORMS = (

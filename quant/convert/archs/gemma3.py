@@ -12,8 +12,9 @@ from typing import Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, gemma2
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.archs import gemma2
+from quant.convert.parts import block_tensors, checks, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' Gemma3TextConfig, without its vocab_size (see Arch)
     "hidden_size": 2304,
@@ -42,14 +43,14 @@ def local_rope_settings(config: CheckpointConfig) -> CheckpointConfig:
         rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
     )
     values: dict[str, Any] = {"rope_theta": 10000.0 if base is None else base}
-    return blocks.rope_settings(
+    return rope.rope_settings(
         CheckpointConfig(values | {"rope_parameters": settings}, config.location)
     )
 
 
 def sliding_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether the layer has a sliding window."""
-    return blocks.sliding_layers(
+    return layout.sliding_layers(
         config,
         config.get_int("sliding_window_pattern", "_sliding_window_pattern", default=PERIOD_LAYERS),
     )
@@ -60,14 +61,14 @@ def check(config: CheckpointConfig) -> list[str]:
     no notes.
     """
     local_settings = local_rope_settings(config).values
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *gemma2.gemma_problems(config, LARGE_MODEL_LAYERS),
             (config.values.get("attn_logit_softcapping") is not None, "its attention is capped"),
             (config.values["sliding_window"] is None, "its sliding_window is null"),
             (local_settings["rope_type"] != "default", "its sliding layers have scaled positions"),
-            blocks.problem_undivided_rope(config),
+            checks.problem_undivided_rope(config),
         ],
     )
     return []
@@ -77,7 +78,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the cap on logits, if there is one, and of the
     sliding window with its rotary base.
     """
-    entries, layers = blocks.common_keys(config), sliding_layers(config)
+    entries, layers = metadata.common_keys(config), sliding_layers(config)
     if config.values.get("final_logit_softcapping") is not None:
         entries.append(
             ArchKey(
@@ -90,7 +91,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
                 "rope.freq_base_swa", "float32", local_rope_settings(config).get_float("rope_theta")
             )
         )
-        entries += blocks.sliding_window_keys(config, layers, PERIOD_LAYERS)
+        entries += metadata.sliding_window_keys(config, layers, PERIOD_LAYERS)
     return entries
 
 
@@ -98,9 +99,9 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    head_dim = blocks.head_counts(config)[2]
+    head_dim = layout.head_counts(config)[2]
     norms: Shapes = {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
-    return gemma2.required_shapes(config) | blocks.repeat_for_blocks(config, norms)
+    return gemma2.required_shapes(config) | block_tensors.repeat_for_blocks(config, norms)
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor, Tensors
-from quant.convert.archs import blocks, gemma3, gemma4
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.archs import gemma3, gemma4
+from quant.convert.parts import block_tensors, checks, layout, metadata
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
@@ -66,7 +67,7 @@ def feed_forward_width(config: CheckpointConfig) -> int:
     widths = config.values.get("intermediate_size")
     if not isinstance(widths, list):
         return config.get_int("intermediate_size")
-    is_uniform = len(widths) == blocks.layer_count(config) and len({str(w) for w in widths}) == 1
+    is_uniform = len(widths) == layout.layer_count(config) and len({str(w) for w in widths}) == 1
     if not is_uniform:
         return 0
     return CheckpointConfig({"intermediate_size": widths[0]}, config.location).get_int(
@@ -82,7 +83,7 @@ def with_width(config: CheckpointConfig) -> CheckpointConfig:
 
 def sparsities(config: CheckpointConfig) -> list[float]:
     """Return the share of activations that each layer sets to zero."""
-    values, layers = config.values.get("activation_sparsity_pattern"), blocks.layer_count(config)
+    values, layers = config.values.get("activation_sparsity_pattern"), layout.layer_count(config)
     if isinstance(values, list) and all(type(item) in (int, float) for item in values):
         return [float(item) for item in values]
     count = SPARSE_LAYERS if layers > SPARSE_LAYERS else 0
@@ -91,14 +92,14 @@ def sparsities(config: CheckpointConfig) -> list[float]:
 
 def sliding_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether the layer has a sliding window."""
-    return blocks.sliding_layers(config, PERIOD_LAYERS)
+    return layout.sliding_layers(config, PERIOD_LAYERS)
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gemma3n computes differently. Return no
     notes.
     """
-    values, layers = config.values, blocks.layer_count(config)
+    values, layers = config.values, layout.layer_count(config)
     sliding, first = sliding_layers(config), gemma4.first_shared_layer(config)
     sparse = [SPARSITY] * min(SPARSE_LAYERS, layers) + [0.0] * (layers - SPARSE_LAYERS)
     pattern, vocab = values.get("activation_sparsity_pattern"), config.get_int("vocab_size")
@@ -107,10 +108,10 @@ def check(config: CheckpointConfig) -> list[str]:
         not isinstance(rope_parameters, dict)
         or not rope_parameters.keys() & {"full_attention", "sliding_attention"}
     )
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
+            *checks.common_problems(
                 config,
                 rope_types=("default", "linear"),
                 activations=("gelu_pytorch_tanh",),
@@ -146,7 +147,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 is_unlabeled,
                 "its rope_parameters do not distinguish global layers from sliding ones",
             ),
-            blocks.problem_biases(config, "attention_bias"),
+            checks.problem_biases(config, "attention_bias"),
             (
                 config.get_int("vocab_size_per_layer_input", default=vocab) > vocab,
                 "more tokens have embeddings for each layer than there are",
@@ -161,12 +162,12 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     sparse activations.
     """
     widths, sliding = config.values.get("intermediate_size"), sliding_layers(config)
-    entries = blocks.common_keys(with_width(config))
+    entries = metadata.common_keys(with_width(config))
     if isinstance(widths, list):
         change = ArchKey("feed_forward_length", "array:int32", widths)
         entries = [change if key.name == change.name else key for key in entries]
     local = gemma3.local_rope_settings(config)
-    shared_layers = blocks.layer_count(config) - gemma4.first_shared_layer(config)
+    shared_layers = layout.layer_count(config) - gemma4.first_shared_layer(config)
     scales = [
         NormalDist().inv_cdf(share) if 0 < share < 1 else float("-inf")
         for share in sparsities(config)
@@ -196,7 +197,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     config = with_width(config)
     hidden, vocab = config.get_int("hidden_size"), config.get_int("vocab_size")
     rank, width = config.get_int("laurel_rank"), config.get_int("hidden_size_per_layer_input")
-    layers = blocks.layer_count(config)
+    layers = layout.layer_count(config)
     streams: Shapes = {
         "altup_correct_coef.weight": (STREAMS, STREAMS),
         "altup_correct_scale.weight": (hidden,),
@@ -211,13 +212,13 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         "post_norm.weight": (hidden,),
     }
     return (
-        blocks.embedding_and_head(config)
-        | blocks.repeat_for_blocks(
+        block_tensors.embedding_and_head(config)
+        | block_tensors.repeat_for_blocks(
             config,
-            blocks.attention_shapes(config),
-            blocks.head_norm_shapes(config),
-            blocks.feed_forward_shapes(config),
-            blocks.post_norm_shapes(config),
+            block_tensors.attention_shapes(config),
+            block_tensors.head_norm_shapes(config),
+            block_tensors.feed_forward_shapes(config),
+            block_tensors.post_norm_shapes(config),
             streams,
         )
         | {
@@ -262,12 +263,12 @@ def _unused_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return zeros for the keys and values that the checkpoint does not contain because they are
     unused.
     """
-    hidden, (_, kv_heads, head_dim) = config.get_int("hidden_size"), blocks.head_counts(config)
+    hidden, (_, kv_heads, head_dim) = config.get_int("hidden_size"), layout.head_counts(config)
     template = next((item for name, item in tensors.items() if "self_attn.q_proj" in name), None)
     result: Tensors = {}
     if template is None:
         return result
-    for layer in range(gemma4.first_shared_layer(config), blocks.layer_count(config)):
+    for layer in range(gemma4.first_shared_layer(config), layout.layer_count(config)):
         for role, shape in (
             ("k_proj", (kv_heads * head_dim, hidden)),
             ("v_proj", (kv_heads * head_dim, hidden)),

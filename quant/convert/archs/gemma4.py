@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, experts, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -78,17 +78,17 @@ def sliding_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether the layer has a sliding window. The last
     layer never has one, as in transformers.
     """
-    return [*blocks.sliding_layers(config, PERIOD_LAYERS)[:-1], False]
+    return [*layout.sliding_layers(config, PERIOD_LAYERS)[:-1], False]
 
 
 def layer_heads(config: CheckpointConfig) -> list[LayerHeads]:
     """Return the heads of each layer."""
-    _, kv_heads, head_dim = blocks.head_counts(config)
+    _, kv_heads, head_dim = layout.head_counts(config)
     normal, overrides = LayerHeads(kv_heads, head_dim), config.values.get("per_layer_config")
     if isinstance(overrides, dict):
         return [
             _override_heads(config, normal, overrides.get(str(layer), overrides.get(layer)))
-            for layer in range(blocks.layer_count(config))
+            for layer in range(layout.layer_count(config))
         ]
     is_overridden = config.get_bool("attention_k_eq_v")
     wide = LayerHeads(
@@ -120,7 +120,7 @@ def first_shared_layer(config: CheckpointConfig) -> int:
     """Return the number of the first layer that reuses the keys and values of an earlier layer, or
     the number of layers if there is none.
     """
-    return max(0, blocks.layer_count(config) - optional_count(config, "num_kv_shared_layers"))
+    return max(0, layout.layer_count(config) - optional_count(config, "num_kv_shared_layers"))
 
 
 def feed_forward_widths(config: CheckpointConfig) -> list[int]:
@@ -129,13 +129,13 @@ def feed_forward_widths(config: CheckpointConfig) -> list[int]:
     """
     width, first = config.get_int("intermediate_size"), first_shared_layer(config)
     factor = 2 if config.get_bool("use_double_wide_mlp") else 1
-    return [width if i < first else width * factor for i in range(blocks.layer_count(config))]
+    return [width if i < first else width * factor for i in range(layout.layer_count(config))]
 
 
 def sharing_problems(
     config: CheckpointConfig, sliding: list[bool], first: int
 ) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of layers that reuse keys and values. `first` is the
+    """Return the problems (see checks.py) of layers that reuse keys and values. `first` is the
     number of the first such layer.
 
     transformers reuses those of the last earlier layer of the same type. llama.cpp uses layer
@@ -175,12 +175,12 @@ def check(config: CheckpointConfig) -> list[str]:
         }
         for kind in (True, False)
     }
-    local = blocks.rope_settings(config, LAYER_TYPES[0]).values
+    local = rope.rope_settings(config, LAYER_TYPES[0]).values
     vocab, embedded = config.get_int("vocab_size"), values.get("vocab_size_per_layer_input")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
+            *checks.common_problems(
                 config,
                 rope_types=("default", "proportional"),
                 activations=("gelu_pytorch_tanh",),
@@ -207,7 +207,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 "its rope_parameters do not have settings for both types of layers",
             ),
             (local["rope_type"] != "default", "its layers with a window have scaled positions"),
-            blocks.problem_biases(config, "attention_bias"),
+            checks.problem_biases(config, "attention_bias"),
             (values.get("use_bidirectional_attention") == "all", "it attends to later tokens"),
             (values.get("sliding_window") is None, "its sliding_window is null"),
             (not any(sliding), "it has no layer with a sliding window"),
@@ -244,7 +244,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     """
     config = with_rope(config)
     sliding, heads, wide = sliding_layers(config), layer_heads(config), global_heads(config)
-    head_dim, widths = blocks.head_counts(config)[2], feed_forward_widths(config)
+    head_dim, widths = layout.head_counts(config)[2], feed_forward_widths(config)
     kv_heads = [layer.kv_heads for layer in heads]
     changes = {
         "attention.key_length": ArchKey("attention.key_length", "uint32", wide.head_dim),
@@ -256,9 +256,9 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
         changes["attention.head_count_kv"] = ArchKey(
             "attention.head_count_kv", "array:int32", kv_heads
         )
-    local = blocks.rope_settings(config, LAYER_TYPES[0])
-    shared_layers = blocks.layer_count(config) - first_shared_layer(config)
-    entries = [changes.get(key.name, key) for key in blocks.common_keys(config)]
+    local = rope.rope_settings(config, LAYER_TYPES[0])
+    shared_layers = layout.layer_count(config) - first_shared_layer(config)
+    entries = [changes.get(key.name, key) for key in metadata.common_keys(config)]
     entries += [
         ArchKey("rope.freq_base_swa", "float32", local.get_float("rope_theta")),
         ArchKey("attention.sliding_window", "uint32", config.get_int("sliding_window")),
@@ -286,14 +286,14 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     hidden, vocab = config.get_int("hidden_size"), config.get_int("vocab_size")
-    layers, width = blocks.layer_count(config), per_layer_width(config)
+    layers, width = layout.layer_count(config), per_layer_width(config)
     heads, sliding, widths = (
         layer_heads(config),
         sliding_layers(config),
         feed_forward_widths(config),
     )
     first, is_value_missing = first_shared_layer(config), config.get_bool("attention_k_eq_v")
-    common = blocks.post_norm_shapes(config)
+    common = block_tensors.post_norm_shapes(config)
     if has_experts(config):
         common |= _expert_shapes(config)
     if width:
@@ -313,7 +313,9 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
                 "intermediate_size": widths[layer],
             },
         )
-        attention = blocks.attention_shapes(layer_config) | blocks.head_norm_shapes(layer_config)
+        attention = block_tensors.attention_shapes(layer_config) | block_tensors.head_norm_shapes(
+            layer_config
+        )
         left_out: set[str] = set()
         if layer >= first:
             left_out = {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}
@@ -322,12 +324,14 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         return {
             role: shape
             for role, shape in (
-                attention | blocks.feed_forward_shapes(layer_config) | common
+                attention | block_tensors.feed_forward_shapes(layer_config) | common
             ).items()
             if role not in left_out
         }
 
-    shapes = blocks.embedding_and_head(config) | blocks.shapes_by_block(layers, block_shapes)
+    shapes = block_tensors.embedding_and_head(config) | block_tensors.shapes_by_block(
+        layers, block_shapes
+    )
     if width:
         shapes |= {
             "per_layer_token_embd.weight": (vocab, layers * width),
@@ -355,7 +359,7 @@ def _expert_shapes(config: CheckpointConfig) -> Shapes:
 
 def optional_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of the factors by which the output of each layer is multiplied."""
-    return blocks.repeat_for_blocks(config, {"layer_output_scale.weight": (1,)})
+    return block_tensors.repeat_for_blocks(config, {"layer_output_scale.weight": (1,)})
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
@@ -364,7 +368,7 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """
     unused = tuple(
         f"layers.{layer}.self_attn.{name}.weight"
-        for layer in range(first_shared_layer(config), blocks.layer_count(config))
+        for layer in range(first_shared_layer(config), layout.layer_count(config))
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
     )
     return experts.stack_gate_up(
@@ -380,8 +384,8 @@ def rope_factors(config: CheckpointConfig) -> "dict[str, F32]":
     import numpy as np
 
     config = with_rope(config)
-    settings, head_dim = blocks.rope_settings(config), global_heads(config).head_dim
-    part = blocks.rotary_width(
+    settings, head_dim = rope.rope_settings(config), global_heads(config).head_dim
+    part = rope.rotary_width(
         replace(config, values={**config.values, "head_dim": head_dim}),
     )
     rotated, factor = part // 2, settings.get_float("factor", 1.0)

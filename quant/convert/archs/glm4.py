@@ -6,8 +6,8 @@ their order, because checkpoint and llama.cpp both use interleaved pairs.
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' Glm4Config
     "num_key_value_heads": 2,
@@ -21,10 +21,10 @@ DEFAULTS = {  # defaults of transformers' Glm4Config
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's glm4 computes differently. Return no notes."""
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
+            *checks.common_problems(
                 config, rope_types=("default", "linear", "yarn"), allow_partial_rotary=True
             ),
             (config.values.get("num_nextn_predict_layers"), "it predicts several tokens at once"),
@@ -36,8 +36,8 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys and the rotary width of a head."""
     return [
-        *blocks.common_keys(config),
-        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+        *metadata.common_keys(config),
+        ArchKey("rope.dimension_count", "uint32", rope.rotary_width(config)),
     ]
 
 
@@ -45,14 +45,16 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    biases = blocks.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
+    biases = block_tensors.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
     block_shapes = (
-        blocks.attention_shapes(config),
+        block_tensors.attention_shapes(config),
         biases,
-        blocks.fused_feed_forward_shapes(config),
-        blocks.post_norm_shapes(config),
+        block_tensors.fused_feed_forward_shapes(config),
+        block_tensors.post_norm_shapes(config),
     )
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, *block_shapes)
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config, *block_shapes
+    )
 
 
 GLM4 = Arch(

@@ -9,9 +9,9 @@ where the norm before the feed-forward has the name post_attention_norm.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, deepseek2, experts, prediction
-from quant.convert.archs.base import Arch, ArchKey, Shapes
 from quant.convert.archs.qwen3_vl import section_keys, sections, without_sections
+from quant.convert.parts import block_tensors, checks, experts, metadata, prediction, rope, routers
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 SHARED_DEFAULTS = {  # defaults of transformers' Glm4MoeConfig and SolarOpenConfig
     "num_key_value_heads": 8,
@@ -50,11 +50,11 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's glm4moe computes differently; return notes for
     the user.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, allow_partial_rotary=True),
-            *deepseek2.router_problems(config, "sigmoid"),
+            *checks.common_problems(config, allow_partial_rotary=True),
+            *routers.router_problems(config, "sigmoid"),
         ],
     )
     return []
@@ -63,9 +63,9 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, the rotary width of a head, and the keys of the experts."""
     return [
-        *blocks.common_keys(config),
-        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
-        *deepseek2.router_keys(config, deepseek2.SIGMOID),
+        *metadata.common_keys(config),
+        ArchKey("rope.dimension_count", "uint32", rope.rotary_width(config)),
+        *routers.router_keys(config, experts.SIGMOID),
     ]
 
 
@@ -73,9 +73,9 @@ def check_vision(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's glm4moe computes differently with rotary
     sections; return notes for the user.
     """
-    lengths, pairs = sections(config, SECTIONS), blocks.rotary_width(config) // 2
+    lengths, pairs = sections(config, SECTIONS), rope.rotary_width(config) // 2
     problem = f"the rotary sections {lengths} do not make {pairs} pairs"
-    blocks.raise_problems(config, [(sum(lengths) != pairs, problem)])
+    checks.raise_problems(config, [(sum(lengths) != pairs, problem)])
     return check(without_sections(config))
 
 
@@ -89,9 +89,9 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     return (
-        blocks.embedding_and_head(config)
-        | blocks.repeat_for_blocks(config, _attention(config))
-        | _with_norm_names(deepseek2.feed_forward_shapes(config, has_expert_bias=True))
+        block_tensors.embedding_and_head(config)
+        | block_tensors.repeat_for_blocks(config, _attention(config))
+        | _with_norm_names(routers.feed_forward_shapes(config, has_expert_bias=True))
     )
 
 
@@ -100,15 +100,15 @@ def prediction_shapes(config: CheckpointConfig) -> Shapes:
     return (
         prediction.input_shapes(config)
         | _attention(config)
-        | _with_norm_names(deepseek2.sparse_feed_forward_shapes(config, has_expert_bias=True))
+        | _with_norm_names(routers.expert_feed_forward_shapes(config, has_expert_bias=True))
     )
 
 
 def _attention(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's attention and the norm before it, by role."""
-    norms = blocks.head_norm_shapes(config) if config.get_bool("use_qk_norm") else {}
-    biases = blocks.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
-    return blocks.attention_shapes(config) | norms | biases
+    norms = block_tensors.head_norm_shapes(config) if config.get_bool("use_qk_norm") else {}
+    biases = block_tensors.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
+    return block_tensors.attention_shapes(config) | norms | biases
 
 
 def _with_norm_names(shapes: Shapes) -> Shapes:

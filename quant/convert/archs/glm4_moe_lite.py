@@ -7,7 +7,8 @@ dense layers are those in mlp_layer_types; without it, the first layer is dense.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, deepseek2
+from quant.convert.archs import deepseek2
+from quant.convert.parts import checks, layout, routers
 
 DEFAULTS = {  # defaults of transformers' Glm4MoeLiteConfig
     "num_attention_heads": 20,
@@ -49,8 +50,8 @@ def problem_mlp_types(config: CheckpointConfig) -> tuple[object, str]:
     """Return the problem (condition, text) that mlp_layer_types has dense layers after sparse
     ones.
     """
-    types, layers = config.values.get("mlp_layer_types"), blocks.layer_count(config)
-    count = deepseek2.dense_layer_count(config)
+    types, layers = config.values.get("mlp_layer_types"), layout.layer_count(config)
+    count = routers.dense_layer_count(config)
     mixed = types is not None and types != ["dense"] * count + ["sparse"] * (layers - count)
     return mixed, "its mlp_layer_types are not dense layers, followed by sparse ones"
 
@@ -59,7 +60,7 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's deepseek2 computes differently; return notes
     for the user.
     """
-    blocks.raise_problems(config, [problem_mlp_types(config)])
+    checks.raise_problems(config, [problem_mlp_types(config)])
     return deepseek2.check_v3(config)
 
 

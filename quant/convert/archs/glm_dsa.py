@@ -9,9 +9,10 @@ layers are always written, because llama.cpp guesses them from the context lengt
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, deepseek2
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.archs import deepseek2
 from quant.convert.archs.glm4_moe_lite import problem_mlp_types, read_mlp_types
+from quant.convert.parts import block_tensors, checks, layout, rope
+from quant.convert.parts.base import ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' GlmMoeDsaConfig
     "num_attention_heads": 64,
@@ -48,7 +49,7 @@ def indexer_layers(config: CheckpointConfig) -> list[bool]:
         return [LAYER_KINDS[kind] for kind in entries if kind in list(LAYER_KINDS)]
     period = config.get_int("index_topk_freq", default=1)
     offset = config.get_int("index_skip_topk_offset", default=2)
-    return [max(layer - offset + 1, 0) % period == 0 for layer in range(blocks.layer_count(config))]
+    return [max(layer - offset + 1, 0) % period == 0 for layer in range(layout.layer_count(config))]
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -56,16 +57,16 @@ def check(config: CheckpointConfig) -> list[str]:
     the user.
     """
     layers = indexer_layers(config)
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *indexer_problems(config),
             (
-                len(layers) != blocks.layer_count(config) or not layers[0],
+                len(layers) != layout.layer_count(config) or not layers[0],
                 "its indexer_types are not one kind for each layer, the first one full",
             ),
             (
-                blocks.rope_settings(config).values["rope_type"] != "default",
+                rope.rope_settings(config).values["rope_type"] != "default",
                 "its rotary positions are scaled",
             ),
         ],
@@ -74,7 +75,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 
 def indexer_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of settings that llama.cpp does not support in families
+    """Return the problems (see checks.py) of settings that llama.cpp does not support in families
     with indexers.
     """
     width, sizes = config.get_int("index_head_dim"), deepseek2.mla_widths(config)
@@ -124,7 +125,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     layers, indexer = indexer_layers(config), indexer_shapes(config)
-    return deepseek2.V3.required_shapes(config) | blocks.shapes_by_block(
+    return deepseek2.V3.required_shapes(config) | block_tensors.shapes_by_block(
         len(layers), lambda layer: indexer if layers[layer] else {}
     )
 

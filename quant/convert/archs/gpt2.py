@@ -9,8 +9,8 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, metadata
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}  # of transformers' GPT2Config
 USUAL_NAMES = {
@@ -36,17 +36,17 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gpt2 computes differently. Return no notes."""
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
+            *checks.common_problems(
                 config,
                 rope_types=("default",),
                 activations=("gelu_new", "gelu_pytorch_tanh"),
                 activation_key="activation_function",
             ),
-            blocks.problem_head_width(config),
-            blocks.problem_shared_keys(config),
+            checks.problem_head_width(config),
+            checks.problem_shared_keys(config),
             (
                 config.get_bool("scale_attn_by_inverse_layer_idx"),
                 "its attention is scaled by layer (scale_attn_by_inverse_layer_idx)",
@@ -63,7 +63,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys without the rotary base."""
-    entries = blocks.layer_norm_keys(config, config.get_float("layer_norm_epsilon"))
+    entries = metadata.layer_norm_keys(config, config.get_float("layer_norm_epsilon"))
     return [key for key in entries if not key.name.startswith("rope.")]
 
 
@@ -73,17 +73,17 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     hidden = config.get_int("hidden_size")
     block = (
-        blocks.fused_attention_shapes(config)
-        | blocks.plain_feed_forward_shapes(config)
+        block_tensors.fused_attention_shapes(config)
+        | block_tensors.plain_feed_forward_shapes(config)
         | {"attn_qkv.bias": (3 * hidden,)}
-        | blocks.output_bias_shapes(config)
-        | blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm")
+        | block_tensors.output_bias_shapes(config)
+        | block_tensors.norm_bias_shapes(config, "attn_norm", "ffn_norm")
     )
     return (
-        blocks.embedding_and_head(config)
-        | blocks.norm_bias_shapes(config, "output_norm")
+        block_tensors.embedding_and_head(config)
+        | block_tensors.norm_bias_shapes(config, "output_norm")
         | {"position_embd.weight": (config.get_int("max_position_embeddings"), hidden)}
-        | blocks.repeat_for_blocks(config, block)
+        | block_tensors.repeat_for_blocks(config, block)
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # LLM_FFN_SWIGLU_OAI_MOE, src/llama-graph.cpp
 DEFAULTS = {
@@ -36,10 +36,10 @@ def check(config: CheckpointConfig) -> list[str]:
         isinstance(values.get(key), dict) for key in ("rope_scaling", "rope_parameters")
     )
     limit, alpha = values["swiglu_limit"], values["swiglu_alpha"]
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
+            *checks.common_problems(
                 config, rope_types=("default", "linear", "yarn"), allow_rounded_ramp=True
             ),
             (without_rope, "it has neither rope_scaling nor rope_parameters"),
@@ -49,16 +49,16 @@ def check(config: CheckpointConfig) -> list[str]:
             (used_experts > experts, f"it uses {used_experts} of {experts} experts"),
         ],
     )
-    return blocks.yarn_ramp_notes(config)
+    return rope.yarn_ramp_notes(config)
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the sliding window and of the experts."""
     experts, used_experts = _expert_counts(config)
     return [
-        *blocks.common_keys(config),
-        *blocks.sliding_window_keys(
-            config, blocks.sliding_layers(config, PERIOD_LAYERS), PERIOD_LAYERS
+        *metadata.common_keys(config),
+        *metadata.sliding_window_keys(
+            config, layout.sliding_layers(config, PERIOD_LAYERS), PERIOD_LAYERS
         ),
         ArchKey("expert_count", "uint32", experts),
         ArchKey("expert_used_count", "uint32", used_experts),
@@ -73,7 +73,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     hidden, ff, count = (
         config.get_int("hidden_size"),
         config.get_int("intermediate_size"),
-        blocks.head_counts(config)[0],
+        layout.head_counts(config)[0],
     )
     experts, _ = _expert_counts(config)
     block: Shapes = {
@@ -89,8 +89,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         "ffn_down_exps.weight": (experts, hidden, ff),
         "ffn_down_exps.bias": (experts, hidden),
     }
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.attention_shapes(config), blocks.qkv_bias_shapes(config), block
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config, block_tensors.attention_shapes(config), block_tensors.qkv_bias_shapes(config), block
     )
 
 

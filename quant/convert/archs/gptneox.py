@@ -11,8 +11,8 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' GPTNeoXConfig
     "layer_norm_eps": 1e-5,
@@ -36,16 +36,16 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gptneox computes differently. Return
     no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
+            *checks.common_problems(
                 config,
                 activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
                 allow_partial_rotary=True,
             ),
-            blocks.problem_head_width(config),
-            blocks.problem_shared_keys(config),
+            checks.problem_head_width(config),
+            checks.problem_shared_keys(config),
             (not config.get_bool("attention_bias"), "its attention has no biases"),
         ],
     )
@@ -57,8 +57,8 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     feed-forward have the same input.
     """
     return [
-        *blocks.layer_norm_keys(config, config.get_float("layer_norm_eps")),
-        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+        *metadata.layer_norm_keys(config, config.get_float("layer_norm_eps")),
+        ArchKey("rope.dimension_count", "uint32", rope.rotary_width(config)),
         ArchKey("use_parallel_residual", "bool", config.get_bool("use_parallel_residual")),
     ]
 
@@ -69,16 +69,16 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     hidden = config.get_int("hidden_size")
     block = (
-        blocks.fused_attention_shapes(config)
-        | blocks.plain_feed_forward_shapes(config)
+        block_tensors.fused_attention_shapes(config)
+        | block_tensors.plain_feed_forward_shapes(config)
         | {"attn_qkv.bias": (3 * hidden,)}
-        | blocks.output_bias_shapes(config)
-        | blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm")
+        | block_tensors.output_bias_shapes(config)
+        | block_tensors.norm_bias_shapes(config, "attn_norm", "ffn_norm")
     )
     return (
-        blocks.embedding_and_head(config)
-        | blocks.norm_bias_shapes(config, "output_norm")
-        | blocks.repeat_for_blocks(config, block)
+        block_tensors.embedding_and_head(config)
+        | block_tensors.norm_bias_shapes(config, "output_norm")
+        | block_tensors.repeat_for_blocks(config, block)
     )
 
 
@@ -86,7 +86,7 @@ def _group_rows(config: CheckpointConfig, tensor: LazyTensor) -> LazyTensor:
     """Reorder rows from [head, query or key or value, width] to all queries, then all keys, then
     all values.
     """
-    count, _, width = blocks.head_counts(config)
+    count, _, width = layout.head_counts(config)
     return tensor_views.pick_rows(
         tensor,
         [

@@ -8,16 +8,17 @@ head_dim is read from config.json if it is there, as in transformers.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, llama
-from quant.convert.archs.base import ArchKey
+from quant.convert.archs import llama
+from quant.convert.parts import checks, rope
+from quant.convert.parts.base import ArchKey
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's granite computes differently. Return
     no notes.
     """
-    blocks.raise_problems(
-        config, blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS)
+    checks.raise_problems(
+        config, checks.common_problems(config, rope_types=rope.ROPE_TYPES_WITH_FACTORS)
     )
     return []
 

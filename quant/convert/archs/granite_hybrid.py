@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, granite, granite_moe, state_space
-from quant.convert.archs.base import Arch, ArchKey, Shapes
-from quant.convert.archs.state_space import Mamba2Widths
+from quant.convert.archs import granite, granite_moe
+from quant.convert.parts import block_tensors, checks, layout, rope, state_space
+from quant.convert.parts.base import Arch, ArchKey, Shapes
+from quant.convert.parts.state_space import Mamba2Widths
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -45,13 +46,13 @@ def is_dense(config: CheckpointConfig) -> bool:
 
 def attention_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether it is an attention layer, otherwise it
-    is a state-space layer. Raises UserError if layer_types is malformed.
+    is a state-space layer. Raises UserError if the setting is malformed.
     """
-    types = config.values.get("layer_types", config.values.get("layers_block_type"))
-    if types is None:
-        return [False] * blocks.layer_count(config)
-    return blocks.layers_of_kind(
-        config, types, state_space.ATTENTION_KINDS, state_space.RECURRENT_KINDS
+    setting = "layer_types" if "layer_types" in config.values else "layers_block_type"
+    if config.values.get(setting) is None:
+        return [False] * layout.layer_count(config)
+    return layout.layers_of_kind(
+        config, setting, state_space.ATTENTION_KINDS, state_space.RECURRENT_KINDS
     )
 
 
@@ -71,7 +72,7 @@ def check(config: CheckpointConfig) -> list[str]:
     notes.
     """
     sizes = widths(config)
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *_common_problems(config),
@@ -81,7 +82,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 config.get_int("mamba_expand") != 2,
                 f"its mamba_expand is {config.get_int('mamba_expand')}; llama.cpp supports 2",
             ),
-            blocks.problem_biases(config, "mamba_proj_bias"),
+            checks.problem_biases(config, "mamba_proj_bias"),
         ],
     )
     return []
@@ -91,7 +92,7 @@ def check_attention_only(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's granite or granitemoe compute differently for
     a model without state-space layers. Return no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *_common_problems(config),
@@ -108,7 +109,7 @@ def _common_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
     kind = config.values.get("position_embedding_type")
     return [
         *(
-            blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS)
+            checks.common_problems(config, rope_types=rope.ROPE_TYPES_WITH_FACTORS)
             if is_dense(config)
             else granite_moe.expert_problems(config)
         ),
@@ -131,7 +132,7 @@ def keys_attention_only(config: CheckpointConfig) -> list[ArchKey]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the metadata keys of a model with state-space layers, which have 0 key-value heads."""
-    kv_heads = blocks.head_counts(config)[1]
+    kv_heads = layout.head_counts(config)[1]
     counts = [kv_heads if attention else 0 for attention in attention_layers(config)]
     return [
         *(
@@ -156,18 +157,18 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     hidden, attention = config.get_int("hidden_size"), attention_layers(config)
     feed_forward = (
-        blocks.feed_forward_shapes(_dense(config))
+        block_tensors.feed_forward_shapes(_dense(config))
         if is_dense(config)
         else granite_moe.expert_shapes(config)
     )
-    attention_shapes = blocks.attention_shapes(config)
+    attention_shapes = block_tensors.attention_shapes(config)
     recurrent_shapes: Shapes = {}
     if not all(attention):
         recurrent_shapes = {
             "attn_norm.weight": (hidden,),
             **state_space.state_shapes(widths(config), hidden, has_conv_bias(config)),
         }
-    return blocks.embedding_and_head(config) | blocks.shapes_by_block(
+    return block_tensors.embedding_and_head(config) | block_tensors.shapes_by_block(
         len(attention),
         lambda layer: (attention_shapes if attention[layer] else recurrent_shapes) | feed_forward,
     )
@@ -188,14 +189,18 @@ def extra_tensors(config: CheckpointConfig) -> "dict[str, F32]":
         if not recurrent or has_conv_bias(config)
         else state_space.zero_biases(widths(config), recurrent)
     )
-    return blocks.llama3_rope_factors(config) | biases
+    return rope.llama3_rope_factors(config) | biases
 
 
 def optional_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of the biases that attention layers can have."""
     attention = attention_layers(config)
-    biases = blocks.qkv_bias_shapes(config) | {"attn_output.bias": (config.get_int("hidden_size"),)}
-    return blocks.shapes_by_block(len(attention), lambda layer: biases if attention[layer] else {})
+    biases = block_tensors.qkv_bias_shapes(config) | {
+        "attn_output.bias": (config.get_int("hidden_size"),)
+    }
+    return block_tensors.shapes_by_block(
+        len(attention), lambda layer: biases if attention[layer] else {}
+    )
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs import blocks, experts, granite
-from quant.convert.archs.base import ArchKey, Shapes, no_tensors
+from quant.convert.archs import granite
+from quant.convert.parts import block_tensors, checks, experts, rope
+from quant.convert.parts.base import ArchKey, Shapes, no_tensors
 
 SHARED_NAME = re.compile(r"(.+\.shared_mlp\.)(input|output)_linear\.weight", re.DOTALL)
 # Names of the first checkpoints -> names of transformers 5, which stack_experts() splits.
@@ -36,16 +37,16 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's granitemoe computes differently. Return no
     notes.
     """
-    blocks.raise_problems(config, expert_problems(config))
+    checks.raise_problems(config, expert_problems(config))
     return []
 
 
 def expert_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of settings that llama.cpp's granitemoe computes
+    """Return the problems (see checks.py) of settings that llama.cpp's granitemoe computes
     differently.
     """
     return [
-        *blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS),
+        *checks.common_problems(config, rope_types=rope.ROPE_TYPES_WITH_FACTORS),
         *experts.expert_problems(config),
     ]
 
@@ -83,8 +84,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.attention_shapes(config), expert_shapes(config)
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config, block_tensors.attention_shapes(config), expert_shapes(config)
     )
 
 

@@ -9,8 +9,8 @@ of 262144 for such a base; here it is the one of config.json.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, experts, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {"rms_norm_eps": 1e-5}
 # Settings that released models list for each layer, although all layers are equal.
@@ -21,7 +21,7 @@ def rope_base(config: CheckpointConfig) -> float:
     """Return the rotary base. With `alpha`, it is rope_theta * alpha ** (d / (d - 2)) for heads of
     d values. Raises UserError if it is not a finite number.
     """
-    settings, head_dim = blocks.rope_settings(config), blocks.head_counts(config)[2]
+    settings, head_dim = rope.rope_settings(config), layout.head_counts(config)[2]
     base = settings.get_float("rope_theta")
     if settings.values["rope_type"] == "dynamic" and head_dim > 2:
         factor = min(settings.get_float("alpha"), 1e9) ** (head_dim / (head_dim - 2))
@@ -32,13 +32,13 @@ def rope_base(config: CheckpointConfig) -> float:
 
 
 def problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of settings that llama.cpp computes differently for
+    """Return the problems (see checks.py) of settings that llama.cpp computes differently for
     Hunyuan.
     """
-    settings, head_dim = blocks.rope_settings(config).values, blocks.head_counts(config)[2]
+    settings, head_dim = rope.rope_settings(config).values, layout.head_counts(config)[2]
     return [
-        *blocks.common_problems(config, rope_types=(*blocks.ROPE_TYPES, "dynamic")),
-        blocks.problem_biases(config, "attention_bias"),
+        *checks.common_problems(config, rope_types=(*rope.ROPE_TYPES, "dynamic")),
+        checks.problem_biases(config, "attention_bias"),
         (
             settings["rope_type"] == "dynamic" and (not settings.get("alpha") or head_dim <= 2),
             "its rope type is dynamic without alpha",
@@ -51,7 +51,7 @@ def check(config: CheckpointConfig) -> list[str]:
     no notes.
     """
     several = isinstance(count := config.values.get("num_experts"), int) and count > 1
-    blocks.raise_problems(config, [*problems(config), (several, "it is a mixture of experts")])
+    checks.raise_problems(config, [*problems(config), (several, "it is a mixture of experts")])
     return []
 
 
@@ -65,13 +65,13 @@ def check_moe(config: CheckpointConfig) -> list[str]:
         for name in LAYER_SETTINGS
         if isinstance(item := values.get(name), list) and any(other != item[0] for other in item)
     ]
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             (different, f"its layers differ in {' and '.join(different)}"),
         ],
     )
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *problems(config),
@@ -105,7 +105,7 @@ def single_settings(config: CheckpointConfig) -> CheckpointConfig:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, with the rotary base changed by `alpha`."""
     base = ArchKey("rope.freq_base", "float32", rope_base(config))
-    return [base if key.name == base.name else key for key in blocks.common_keys(config)]
+    return [base if key.name == base.name else key for key in metadata.common_keys(config)]
 
 
 def moe_keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -124,11 +124,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted dense model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
-        blocks.head_norm_shapes(config),
-        blocks.feed_forward_shapes(config),
+        block_tensors.attention_shapes(config),
+        block_tensors.head_norm_shapes(config),
+        block_tensors.feed_forward_shapes(config),
     )
 
 
@@ -137,10 +137,10 @@ def moe_shapes(config: CheckpointConfig) -> Shapes:
     by GGUF name.
     """
     width = config.get_int("intermediate_size")
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
-        blocks.head_norm_shapes(config),
+        block_tensors.attention_shapes(config),
+        block_tensors.head_norm_shapes(config),
         experts.sparse_feed_forward_shapes(single_settings(config), width),
         experts.shared_expert_shapes(config, width),
     )

@@ -7,8 +7,9 @@ Follows Jais2Model of llama.cpp (conversion/jais.py, src/models/jais2.cpp).
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, starcoder2
-from quant.convert.archs.base import ArchKey
+from quant.convert.archs import starcoder2
+from quant.convert.parts import checks, layout, metadata
+from quant.convert.parts.base import ArchKey
 
 DEFAULTS = {"layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True}
 
@@ -16,10 +17,10 @@ DEFAULTS = {"layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True}
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's jais2 computes differently. Return no notes."""
     has_biases = config.get_bool("attention_bias") and config.get_bool("mlp_bias")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, activations=("relu2",)),
+            *checks.common_problems(config, activations=("relu2",)),
             (not has_biases, "it has no biases"),
         ],
     )
@@ -29,8 +30,8 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys and the rotary width of a head, which is the whole head."""
     return [
-        *blocks.layer_norm_keys(config, config.get_float("layer_norm_eps")),
-        ArchKey("rope.dimension_count", "uint32", blocks.head_counts(config)[2]),
+        *metadata.layer_norm_keys(config, config.get_float("layer_norm_eps")),
+        ArchKey("rope.dimension_count", "uint32", layout.head_counts(config)[2]),
     ]
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, experts, state_space
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, experts, layout, state_space
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -38,7 +38,7 @@ def _layers_at(config: CheckpointConfig, name: str) -> list[bool]:
     layers called `name`.
     """
     period, offset = config.get_int(f"{name}_period"), config.values.get(f"{name}_offset")
-    return [layer % period == offset for layer in range(blocks.layer_count(config))]
+    return [layer % period == offset for layer in range(layout.layer_count(config))]
 
 
 def attention_layers(config: CheckpointConfig) -> list[bool]:
@@ -67,20 +67,19 @@ def step_rank(config: CheckpointConfig) -> int:
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's jamba computes differently. Return no notes."""
-    count, kv_heads, _ = blocks.head_counts(config)
     expand, activation = config.get_int("mamba_expand"), config.values.get("hidden_act")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
-            blocks.problem_head_width(config),
+            checks.problem_uneven_heads(config),
+            checks.problem_head_width(config),
             (activation != "silu", f"its activation is {activation}"),
             (expand != 2, f"its mamba_expand is {expand}; llama.cpp supports 2"),
             (
                 config.get_int("mamba_d_conv") < 2,
                 "the convolution of its state-space layers has a kernel of 1",
             ),
-            blocks.problem_biases(config, "mamba_proj_bias"),
+            checks.problem_biases(config, "mamba_proj_bias"),
             *experts.expert_problems(config),
         ],
     )
@@ -89,10 +88,10 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the metadata keys. State-space layers have 0 key-value heads."""
-    count, kv_heads, _ = blocks.head_counts(config)
+    count, kv_heads, _ = layout.head_counts(config)
     kv_counts = [kv_heads if attention else 0 for attention in attention_layers(config)]
     return [
-        ArchKey("block_count", "uint32", blocks.layer_count(config)),
+        ArchKey("block_count", "uint32", layout.layer_count(config)),
         ArchKey("context_length", "uint32", config.get_int("max_position_embeddings")),
         ArchKey("embedding_length", "uint32", config.get_int("hidden_size")),
         ArchKey("feed_forward_length", "uint32", config.get_int("intermediate_size")),
@@ -112,12 +111,12 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     attention, sparse = attention_layers(config), expert_layers(config)
-    mixers = {True: blocks.attention_shapes(config), False: _state_shapes(config)}
+    mixers = {True: block_tensors.attention_shapes(config), False: _state_shapes(config)}
     feed_forwards: dict[bool, Shapes] = {
         True: experts.sparse_feed_forward_shapes(config, config.get_int("intermediate_size")),
-        False: blocks.feed_forward_shapes(config),
+        False: block_tensors.feed_forward_shapes(config),
     }
-    return blocks.embedding_and_head(config) | blocks.shapes_by_block(
+    return block_tensors.embedding_and_head(config) | block_tensors.shapes_by_block(
         len(attention), lambda layer: mixers[attention[layer]] | feed_forwards[sparse[layer]]
     )
 

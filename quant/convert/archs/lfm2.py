@@ -9,8 +9,8 @@ from typing import Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, state_space
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout, metadata, state_space
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS: dict[str, Any] = {  # defaults of transformers' Lfm2Config
     "vocab_size": 65536,
@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {  # defaults of transformers' Lfm2Config
 
 
 def normalize(config: CheckpointConfig) -> CheckpointConfig:
-    """Return the config with names that blocks.py reads, with layer_types, and with the adjusted
+    """Return the config with names that parts/ reads, with layer_types, and with the adjusted
     width of the feed-forward.
     """
     values = {**config.values, "rms_norm_eps": config.values.get("norm_eps")}
@@ -44,7 +44,7 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
     if values.get("layer_types") is None and isinstance(indices, list):
         values["layer_types"] = [
             "full_attention" if layer in indices else "conv"
-            for layer in range(blocks.layer_count(config))
+            for layer in range(layout.layer_count(config))
         ]
     if config.get_bool("block_auto_adjust_ff_dim"):
         width = int(2 * CheckpointConfig(values, config.location).get_int("intermediate_size") / 3)
@@ -58,17 +58,15 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
 
 def attention_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether it has attention, not a convolution."""
-    return blocks.layers_of_kind(
-        config, config.values.get("layer_types"), ("full_attention",), ("conv",)
-    )
+    return layout.layers_of_kind(config, "layer_types", ("full_attention",), ("conv",))
 
 
 def problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of settings that llama.cpp does not support."""
+    """Return the problems (see checks.py) of settings that llama.cpp does not support."""
     layers = attention_layers(config)
     return [
-        *blocks.common_problems(config),
-        blocks.problem_head_width(config),
+        *checks.common_problems(config),
+        checks.problem_head_width(config),
         (config.get_bool("conv_bias"), "its convolutions have biases (conv_bias)"),
         (all(layers) or not any(layers), "it does not have both convolutions and attention"),
     ]
@@ -76,7 +74,7 @@ def problems(config: CheckpointConfig) -> list[tuple[object, str]]:
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's lfm2 computes differently. Return no notes."""
-    blocks.raise_problems(config, problems(config))
+    checks.raise_problems(config, problems(config))
     return []
 
 
@@ -84,18 +82,18 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, with the number of key-value heads of each layer, and the
     length of the convolutions.
     """
-    kv_heads = blocks.head_counts(config)[1]
+    kv_heads = layout.head_counts(config)[1]
     counts = [kv_heads if is_attention else 0 for is_attention in attention_layers(config)]
     change = ArchKey("attention.head_count_kv", "array:int32", counts)
     return [
-        *(change if key.name == change.name else key for key in blocks.common_keys(config)),
+        *(change if key.name == change.name else key for key in metadata.common_keys(config)),
         ArchKey("shortconv.l_cache", "uint32", config.get_int("conv_L_cache")),
     ]
 
 
 def feed_forward_shapes(config: CheckpointConfig, layer: int) -> Shapes:
     """Return the shapes of one block's feed-forward, by role."""
-    return blocks.feed_forward_shapes(config)
+    return block_tensors.feed_forward_shapes(config)
 
 
 def required_shapes(config: CheckpointConfig, feed_forward: Any = feed_forward_shapes) -> Shapes:
@@ -103,16 +101,16 @@ def required_shapes(config: CheckpointConfig, feed_forward: Any = feed_forward_s
     `feed_forward` returns the shapes of the feed-forward of the block with a number.
     """
     hidden, layers = config.get_int("hidden_size"), attention_layers(config)
-    attention = blocks.attention_shapes(config) | blocks.head_norm_shapes(config)
+    attention = block_tensors.attention_shapes(config) | block_tensors.head_norm_shapes(config)
     convolution: Shapes = {
         "attn_norm.weight": (hidden,),
         "shortconv.conv.weight": (hidden, config.get_int("conv_L_cache")),
         "shortconv.in_proj.weight": (3 * hidden, hidden),
         "shortconv.out_proj.weight": (hidden, hidden),
     }
-    shapes = blocks.embedding_and_head(config)
+    shapes = block_tensors.embedding_and_head(config)
     shapes["token_embd_norm.weight"] = shapes.pop("output_norm.weight")  # the last norm
-    return shapes | blocks.shapes_by_block(
+    return shapes | block_tensors.shapes_by_block(
         len(layers),
         lambda layer: (attention if layers[layer] else convolution) | feed_forward(config, layer),
     )

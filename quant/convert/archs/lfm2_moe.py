@@ -8,8 +8,9 @@ from typing import Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, experts, lfm2
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.archs import lfm2
+from quant.convert.parts import block_tensors, checks, experts, layout
+from quant.convert.parts.base import ArchKey, Shapes
 
 DEFAULTS: dict[str, Any] = {  # defaults of transformers' Lfm2MoeConfig
     "vocab_size": 65536,
@@ -35,7 +36,7 @@ DEFAULTS: dict[str, Any] = {  # defaults of transformers' Lfm2MoeConfig
 def dense_layer_count(config: CheckpointConfig) -> int:
     """Return the number of layers without experts. These are the first layers."""
     count = config.get_int("num_dense_layers") if config.values.get("num_dense_layers") else 0
-    return min(count, blocks.layer_count(config))
+    return min(count, layout.layer_count(config))
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -43,7 +44,7 @@ def check(config: CheckpointConfig) -> list[str]:
     notes.
     """
     scale = config.values.get("routed_scaling_factor")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *lfm2.problems(config),
@@ -72,7 +73,7 @@ def feed_forward_shapes(config: CheckpointConfig, layer: int) -> Shapes:
     role.
     """
     if layer < dense_layer_count(config):
-        return blocks.feed_forward_shapes(config)
+        return block_tensors.feed_forward_shapes(config)
     return {
         **experts.sparse_feed_forward_shapes(config, config.get_int("moe_intermediate_size")),
         "exp_probs_b.bias": (experts.expert_count(config),),
@@ -83,7 +84,7 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with convolutions as matrices, experts stacked, and biases of routers
     under names that end in .bias.
     """
-    return blocks.rename_tensors(
+    return block_tensors.rename_tensors(
         experts.stack_experts(config, lfm2.prepare(config, tensors)),
         lambda name: f"{name}.bias" if name.endswith(".expert_bias") else name,
     )

@@ -8,8 +8,8 @@ or from rope_parameters.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -17,18 +17,18 @@ def check(config: CheckpointConfig) -> list[str]:
     the user.
     """
     experts = (config.values.get("num_local_experts"), "it is a mixture of experts")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
-        [*blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS), experts],
+        [*checks.common_problems(config, rope_types=rope.ROPE_TYPES_WITH_FACTORS), experts],
     )
-    return blocks.window_notes(config, "llama")
+    return checks.window_notes(config, "llama")
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys and the rotary width of a head, which is the whole head."""
     return [
-        *blocks.common_keys(config),
-        ArchKey("rope.dimension_count", "uint32", blocks.head_counts(config)[2]),
+        *metadata.common_keys(config),
+        ArchKey("rope.dimension_count", "uint32", layout.head_counts(config)[2]),
     ]
 
 
@@ -36,8 +36,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.attention_shapes(config), blocks.feed_forward_shapes(config)
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config, block_tensors.attention_shapes(config), block_tensors.feed_forward_shapes(config)
     )
 
 
@@ -45,10 +45,10 @@ def optional_biases(config: CheckpointConfig) -> Shapes:
     """Return the shapes of the biases that some fine-tuned models have. llama.cpp loads them if
     they are in the file.
     """
-    return blocks.repeat_for_blocks(
+    return block_tensors.repeat_for_blocks(
         config,
-        blocks.qkv_bias_shapes(config),
-        blocks.output_bias_shapes(config),
+        block_tensors.qkv_bias_shapes(config),
+        block_tensors.output_bias_shapes(config),
         {"ffn_gate.bias": (config.get_int("intermediate_size"),)},
     )
 
@@ -61,8 +61,8 @@ LLAMA = Arch(
     required_shapes=required_shapes,
     optional_shapes=optional_biases,
     check=check,
-    ops=blocks.INTERLEAVE_OPS,
-    extra_tensors=blocks.llama3_rope_factors,
+    ops=rope.INTERLEAVE_OPS,
+    extra_tensors=rope.llama3_rope_factors,
 )
 
 MISTRAL = replace(

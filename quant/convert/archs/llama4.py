@@ -13,8 +13,9 @@ from typing import Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, experts, llama
-from quant.convert.archs.base import ArchKey, Shapes, no_tensors
+from quant.convert.archs import llama
+from quant.convert.parts import block_tensors, checks, experts, layout, rope
+from quant.convert.parts.base import ArchKey, Shapes, no_tensors
 
 PERIOD_LAYERS = 4  # the last layer of each period has no positions and attends to everything
 EXPERTS_WITHOUT_NORMS = 128  # llama.cpp takes a model with so many experts for the 17B-128E
@@ -60,7 +61,7 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's llama4 computes differently. Return no
     notes.
     """
-    values, count = config.values, blocks.layer_count(config)
+    values, count = config.values, layout.layer_count(config)
     rotary = [int((layer + 1) % PERIOD_LAYERS != 0) for layer in range(count)]
     interval = config.get_int("no_rope_layer_interval")
     stored_rotary = values.get("no_rope_layers") or [
@@ -69,10 +70,10 @@ def check(config: CheckpointConfig) -> list[str]:
     types = ["chunked_attention" if is_rotary else "full_attention" for is_rotary in rotary]
     sparse = [layer for layer in range(count) if has_experts(config, layer)]
     has_norms = experts.expert_count(config) != EXPERTS_WITHOUT_NORMS
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS),
+            *checks.common_problems(config, rope_types=rope.ROPE_TYPES_WITH_FACTORS),
             *experts.expert_problems(config),
             *(
                 (values.get(key) != value, f"its {key} is {values.get(key)}, not {value}")
@@ -99,7 +100,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 f"use_qk_norm is {values.get('use_qk_norm')} in a model of "
                 f"{experts.expert_count(config)} experts",
             ),
-            blocks.problem_biases(config, "attention_bias"),
+            checks.problem_biases(config, "attention_bias"),
         ],
     )
     return []
@@ -122,14 +123,14 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     width = config.get_int("intermediate_size")
     attention, dense = (
-        blocks.attention_shapes(config),
-        blocks.feed_forward_shapes(with_dense_width(config)),
+        block_tensors.attention_shapes(config),
+        block_tensors.feed_forward_shapes(with_dense_width(config)),
     )
     sparse = experts.sparse_feed_forward_shapes(config, width) | experts.shared_expert_shapes(
         config, width
     )
-    return blocks.embedding_and_head(config) | blocks.shapes_by_block(
-        blocks.layer_count(config),
+    return block_tensors.embedding_and_head(config) | block_tensors.shapes_by_block(
+        layout.layer_count(config),
         lambda layer: attention | (sparse if has_experts(config, layer) else dense),
     )
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, state_space
-from quant.convert.archs.base import Arch, ArchKey, Shapes
-from quant.convert.archs.state_space import Mamba2Widths
+from quant.convert.parts import block_tensors, checks, layout, state_space
+from quant.convert.parts.base import Arch, ArchKey, Shapes
+from quant.convert.parts.state_space import Mamba2Widths
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -48,7 +48,7 @@ def check(config: CheckpointConfig) -> list[str]:
     """
     sizes, head_dim = widths(config), config.get_int("head_dim")
     activation = config.values.get("hidden_act")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             (activation != "silu", f"its activation is {activation}"),
@@ -58,7 +58,7 @@ def check(config: CheckpointConfig) -> list[str]:
             ),
             *state_space.width_problems(sizes),
             state_space.problem_step_limit(config),
-            blocks.problem_biases(config, "use_bias"),
+            checks.problem_biases(config, "use_bias"),
         ],
     )
     return []
@@ -71,7 +71,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
         ArchKey("embedding_length", "uint32", config.get_int("hidden_size")),
         ArchKey("feed_forward_length", "uint32", 0),
         ArchKey("attention.head_count", "uint32", 0),
-        ArchKey("block_count", "uint32", blocks.layer_count(config)),
+        ArchKey("block_count", "uint32", layout.layer_count(config)),
         *state_space.state_keys(widths(config)),
         ArchKey(
             "attention.layer_norm_rms_epsilon", "float32", config.get_float("layer_norm_epsilon")
@@ -85,7 +85,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """
     hidden = config.get_int("hidden_size")
     norm: Shapes = {"attn_norm.weight": (hidden,)}
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config, norm, state_space.state_shapes(widths(config), hidden, has_conv_bias(config))
     )
 
@@ -99,7 +99,7 @@ def extra_tensors(config: CheckpointConfig) -> "dict[str, F32]":
     """Return biases of zero for convolutions without them."""
     if has_conv_bias(config):
         return {}
-    return state_space.zero_biases(widths(config), range(blocks.layer_count(config)))
+    return state_space.zero_biases(widths(config), range(layout.layer_count(config)))
 
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
@@ -107,7 +107,7 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     names of transformers. Codestral's begin with "model.".
     """
     prepared = state_space.prepare_mixers(config.get_int("n_groups"), tensors)
-    return blocks.rename_tensors(
+    return block_tensors.rename_tensors(
         prepared, lambda name: re.sub(r"^model\.(?=backbone\.|lm_head\.)", "", name)
     )
 

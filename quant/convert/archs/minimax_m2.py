@@ -5,8 +5,8 @@ Follows MiniMaxM2Model of llama.cpp (conversion/minimax.py, src/models/minimax-m
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, deepseek2, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, experts, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' MiniMaxM2Config
     "num_key_value_heads": 8,
@@ -21,9 +21,9 @@ def rotary_width(config: CheckpointConfig) -> int:
     """Return how many values of a head are rotary: rotary_dim, or the part that
     partial_rotary_factor gives.
     """
-    factor = blocks.rope_settings(config).values.get("partial_rotary_factor")
+    factor = rope.rope_settings(config).values.get("partial_rotary_factor")
     if factor is not None or config.values.get("rotary_dim") is None:
-        return blocks.rotary_width(config)
+        return rope.rotary_width(config)
     return config.get_int("rotary_dim")
 
 
@@ -33,13 +33,13 @@ def check(config: CheckpointConfig) -> list[str]:
     """
     width, values = rotary_width(config), config.values
     kinds = values.get("attn_type_list")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, allow_partial_rotary=True),
+            *checks.common_problems(config, allow_partial_rotary=True),
             *experts.expert_problems(config),
             (
-                width % 2 or width > blocks.head_counts(config)[2],
+                width % 2 or width > layout.head_counts(config)[2],
                 f"its rotary_dim is {width}",
             ),
             (
@@ -48,7 +48,7 @@ def check(config: CheckpointConfig) -> list[str]:
             ),
             (values.get("shared_intermediate_size"), "it has shared experts"),
             (
-                kinds is not None and kinds != [1] * blocks.layer_count(config),
+                kinds is not None and kinds != [1] * layout.layer_count(config),
                 "some of its layers have linear attention",
             ),
         ],
@@ -59,11 +59,11 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, the rotary width of a head, and the keys of the experts."""
     return [
-        *blocks.common_keys(config),
+        *metadata.common_keys(config),
         ArchKey("rope.dimension_count", "uint32", rotary_width(config)),
         *experts.expert_keys(config),
         ArchKey("expert_feed_forward_length", "uint32", config.get_int("intermediate_size")),
-        ArchKey("expert_gating_func", "uint32", deepseek2.SIGMOID),
+        ArchKey("expert_gating_func", "uint32", experts.SIGMOID),
     ]
 
 
@@ -71,10 +71,10 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
-        blocks.joint_head_norm_shapes(config),
+        block_tensors.attention_shapes(config),
+        block_tensors.joint_head_norm_shapes(config),
         experts.sparse_feed_forward_shapes(config, config.get_int("intermediate_size")),
         {"exp_probs_b.bias": (experts.expert_count(config),)},
     )

@@ -9,8 +9,9 @@ in mistral4.py. beta_fast and beta_slow of yarn are llama.cpp's defaults and not
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, llama, mistral4
-from quant.convert.archs.base import Arch, ArchKey
+from quant.convert.archs import llama, mistral4
+from quant.convert.parts import checks, rope
+from quant.convert.parts.base import Arch, ArchKey
 
 # Defaults of transformers' Ministral3Config, without its rope_parameters.
 DEFAULTS = {
@@ -31,12 +32,12 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's mistral3 computes differently; return notes for
     the user.
     """
-    settings = blocks.rope_settings(config).values
+    settings = rope.rope_settings(config).values
     is_scaled = settings.get(mistral4.BETA_KEY) is not None
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS),
+            *checks.common_problems(config, rope_types=rope.ROPE_TYPES_WITH_FACTORS),
             (config.values.get("num_local_experts"), "it is a mixture of experts"),
             (
                 is_scaled and settings["rope_type"] != "yarn",
@@ -48,7 +49,7 @@ def check(config: CheckpointConfig) -> list[str]:
             ),
         ],
     )
-    return blocks.window_notes(config, "mistral3")
+    return checks.window_notes(config, "mistral3")
 
 
 def needs_scale(config: CheckpointConfig) -> bool:
@@ -60,17 +61,17 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the keys of a Llama, then those of the scale of queries.
 
     llama.cpp divides attn_factor by 1 + w ln(factor) / 10, where w is the key yarn_log_multiplier.
-    Without this key, w is 0; the attn_factor that _yarn() in blocks.py wrote is right for that
+    Without this key, w is 0; the attn_factor that _yarn() in rope.py wrote is right for that
     case.
     """
-    entries, settings = llama.keys(config), blocks.rope_settings(config)
+    entries, settings = llama.keys(config), rope.rope_settings(config)
     if settings.values["rope_type"] != "yarn" or settings.values.get(mistral4.BETA_KEY) is None:
         return entries
     weight = settings.get_float("mscale_all_dim", 1.0)
     factor = (
-        blocks.yarn_attention_factor(settings)
-        * blocks.yarn_scale(settings, weight)
-        / blocks.yarn_scale(settings)
+        rope.yarn_attention_factor(settings)
+        * rope.yarn_scale(settings, weight)
+        / rope.yarn_scale(settings)
     )
     entries = [
         replace(key, value=factor) if key.name == ATTN_FACTOR_KEY else key for key in entries

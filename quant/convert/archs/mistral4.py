@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, deepseek2, experts
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.archs import deepseek2
+from quant.convert.parts import checks, experts, rope
+from quant.convert.parts.base import ArchKey, Shapes
 
 BETA_KEY = "llama_4_scaling_beta"
 WEIGHT_KEY = "rope.scaling.yarn_log_multiplier"
@@ -65,13 +66,13 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's mistral4 computes differently; return notes for
     the user.
     """
-    settings = blocks.rope_settings(config)
+    settings = rope.rope_settings(config)
     weight = next(
-        (key.value for key in deepseek2.keys(config, deepseek2.SOFTMAX) if key.name == WEIGHT_KEY),
+        (key.value for key in deepseek2.keys(config, experts.SOFTMAX) if key.name == WEIGHT_KEY),
         0.0,
     )
     assert isinstance(weight, float)
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             (settings.values.get(BETA_KEY) is None, f"its rope_parameters have no {BETA_KEY}"),
@@ -86,12 +87,12 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the metadata keys of DeepSeek V3, then those of the scale of queries."""
-    settings = blocks.rope_settings(config)
-    length = settings.get_int(blocks.ORIGINAL_LENGTH_KEY)
+    settings = rope.rope_settings(config)
+    length = settings.get_int(rope.ORIGINAL_LENGTH_KEY)
     return [
         *(
             key
-            for key in deepseek2.keys(config, deepseek2.SOFTMAX)
+            for key in deepseek2.keys(config, experts.SOFTMAX)
             if key.name != deepseek2.ATTN_FACTOR_KEY or key.value != 1.0
         ),
         ArchKey("attention.temperature_scale", "float32", settings.get_float(BETA_KEY)),

@@ -6,22 +6,23 @@ Follows MixtralModel of llama.cpp (conversion/llama.py, src/models/llama.cpp).
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, experts, llama
-from quant.convert.archs.base import ArchKey, Shapes, no_tensors
+from quant.convert.archs import llama
+from quant.convert.parts import block_tensors, checks, experts, rope
+from quant.convert.parts.base import ArchKey, Shapes, no_tensors
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's llama computes differently; return notes for
     the user.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS),
+            *checks.common_problems(config, rope_types=rope.ROPE_TYPES_WITH_FACTORS),
             *experts.expert_problems(config),
         ],
     )
-    return blocks.window_notes(config, "llama")
+    return checks.window_notes(config, "llama")
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -33,9 +34,9 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
+        block_tensors.attention_shapes(config),
         experts.sparse_feed_forward_shapes(config, config.get_int("intermediate_size")),
     )
 

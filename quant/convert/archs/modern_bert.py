@@ -13,8 +13,9 @@ from typing import Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import bert, blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.archs import bert
+from quant.convert.parts import block_tensors, checks, layout, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 PERIOD = 3  # every third layer sees all positions, the first one included
 WINDOW, FULL = "sliding_attention", "full_attention"
@@ -34,11 +35,10 @@ def window_layers(config: CheckpointConfig) -> list[bool]:
     """Return a list with one entry for each layer: whether it sees only near positions. Raises
     UserError if layer_types is malformed.
     """
-    types = config.values.get("layer_types")
-    if types is not None:
-        return blocks.layers_of_kind(config, types, (WINDOW,), (FULL,))
+    if config.values.get("layer_types") is not None:
+        return layout.layers_of_kind(config, "layer_types", (WINDOW,), (FULL,))
     period = config.get_int("global_attn_every_n_layers", default=PERIOD)
-    return [bool(layer % period) for layer in range(blocks.layer_count(config))]
+    return [bool(layer % period) for layer in range(layout.layer_count(config))]
 
 
 def rope_settings(config: CheckpointConfig, kind: str) -> CheckpointConfig:
@@ -46,7 +46,7 @@ def rope_settings(config: CheckpointConfig, kind: str) -> CheckpointConfig:
     name, default = THETA_SETTINGS[kind]
     theta = config.values.get(name)
     values = {**config.values, "rope_theta": default if theta is None else theta}
-    return blocks.rope_settings(replace(config, values=values), kind)
+    return rope.rope_settings(replace(config, values=values), kind)
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -55,13 +55,13 @@ def check(config: CheckpointConfig) -> list[str]:
     """
     rope_types = [rope_settings(config, kind).values["rope_type"] for kind in (FULL, WINDOW)]
     activation = config.values.get("hidden_activation")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *bert.encoder_problems(config),
             (activation not in ("gelu", "silu"), f"its activation is {activation}"),
             (rope_types != ["default"] * 2, "its positions are scaled"),
-            blocks.problem_biases(
+            checks.problem_biases(
                 config, "norm_bias", "attention_bias", "mlp_bias", "classifier_bias"
             ),
             (
@@ -115,7 +115,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     block: Shapes = {
         "attn_qkv.weight": (3 * hidden, hidden),
         "attn_output.weight": (hidden, hidden),
-        **blocks.fused_feed_forward_shapes(config),
+        **block_tensors.fused_feed_forward_shapes(config),
     }
     norm: Shapes = {"attn_norm.weight": (hidden,)}
     shapes: Shapes = {
@@ -131,8 +131,8 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
             "cls.output.weight": (count, hidden),
             "cls.output.bias": (count,),
         }
-    return shapes | blocks.shapes_by_block(
-        blocks.layer_count(config), lambda layer: block | norm if layer else block
+    return shapes | block_tensors.shapes_by_block(
+        layout.layer_count(config), lambda layer: block | norm if layer else block
     )
 
 
@@ -148,7 +148,7 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
             return re.sub(r"^classifier\.", "classifier.out_proj.", known)
         return None if known.startswith(("head.", "decoder.")) else known
 
-    return blocks.rename_tensors(tensors, known_name)
+    return block_tensors.rename_tensors(tensors, known_name)
 
 
 MODERN_BERT = Arch(

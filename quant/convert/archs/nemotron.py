@@ -7,8 +7,8 @@ Follows NemotronModel of llama.cpp (conversion/nemotron.py, src/models/nemotron.
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {"norm_eps": 1e-5, "partial_rotary_factor": 0.5}  # of transformers' NemotronConfig
 
@@ -17,11 +17,11 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's nemotron computes differently. Return
     no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, activations=("relu2",), allow_partial_rotary=True),
-            blocks.problem_head_width(config),
+            *checks.common_problems(config, activations=("relu2",), allow_partial_rotary=True),
+            checks.problem_head_width(config),
         ],
     )
     return []
@@ -30,8 +30,8 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys and the rotary width of a head."""
     return [
-        *blocks.layer_norm_keys(config, config.get_float("norm_eps")),
-        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+        *metadata.layer_norm_keys(config, config.get_float("norm_eps")),
+        ArchKey("rope.dimension_count", "uint32", rope.rotary_width(config)),
     ]
 
 
@@ -40,18 +40,18 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
-    biases = blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm")
+    biases = block_tensors.norm_bias_shapes(config, "attn_norm", "ffn_norm")
     if config.get_bool("attention_bias"):
-        biases |= blocks.qkv_bias_shapes(config) | {"attn_output.bias": (hidden,)}
+        biases |= block_tensors.qkv_bias_shapes(config) | {"attn_output.bias": (hidden,)}
     if config.get_bool("mlp_bias"):
         biases |= {"ffn_up.bias": (ff,), "ffn_down.bias": (hidden,)}
     return (
-        blocks.embedding_and_head(config)
-        | blocks.norm_bias_shapes(config, "output_norm")
-        | blocks.repeat_for_blocks(
+        block_tensors.embedding_and_head(config)
+        | block_tensors.norm_bias_shapes(config, "output_norm")
+        | block_tensors.repeat_for_blocks(
             config,
-            blocks.attention_shapes(config),
-            blocks.plain_feed_forward_shapes(config),
+            block_tensors.attention_shapes(config),
+            block_tensors.plain_feed_forward_shapes(config),
             biases,
         )
     )

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, deepseek2, experts, state_space
-from quant.convert.archs.base import Arch, ArchKey, Shapes
-from quant.convert.archs.state_space import Mamba2Widths
+from quant.convert.parts import block_tensors, checks, experts, layout, rope, routers, state_space
+from quant.convert.parts.base import Arch, ArchKey, Shapes
+from quant.convert.parts.state_space import Mamba2Widths
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -27,7 +27,9 @@ RECURRENT, ATTENTION, FEED_FORWARD, EXPERTS = "linear_attention", "full_attentio
 # hybrid_override_pattern has one letter for each layer.
 LETTERS = {"M": RECURRENT, "*": ATTENTION, "-": FEED_FORWARD, "E": EXPERTS}
 OLD_NAMES = {"mamba": RECURRENT, "attention": ATTENTION}
+# The setting with the kinds of all layers, and all that config.json may have.
 KINDS_SETTING = "layers_block_type"
+KINDS_SETTINGS = (KINDS_SETTING, "layer_types", "hybrid_override_pattern")
 EXPERT_NAME = re.compile(r"backbone\.(layers\.\d{1,4})\.mixer\.(experts\..+)", re.DOTALL)
 DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 32,
@@ -57,9 +59,7 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
     """Return the settings with the kinds of all layers in layers_block_type, in the words of
     transformers 5, and with their number.
     """
-    kinds = config.values.get(KINDS_SETTING)
-    if kinds is None:
-        kinds = config.values.get("layer_types", config.values.get("hybrid_override_pattern"))
+    kinds = next((v for name in KINDS_SETTINGS if (v := config.values.get(name)) is not None), None)
     if isinstance(kinds, str):
         kinds = [LETTERS.get(letter, letter) for letter in kinds]
     if not isinstance(kinds, list):
@@ -72,7 +72,9 @@ def normalize(config: CheckpointConfig) -> CheckpointConfig:
 def layer_kinds(config: CheckpointConfig) -> list[str]:
     """Return the kind of each layer. Raises UserError if they are missing or unknown."""
     kinds = config.values.get(KINDS_SETTING)
-    blocks.layers_of_kind(config, kinds, tuple(LETTERS.values()), ())
+    layout.layers_of_kind(
+        config, KINDS_SETTING, tuple(LETTERS.values()), (), label=" or ".join(KINDS_SETTINGS)
+    )
     return list(kinds) if isinstance(kinds, list) else []
 
 
@@ -98,20 +100,19 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's nemotron_h computes differently; return notes
     for the user.
     """
-    count, kv_heads, _ = blocks.head_counts(config)
     activations = config.values.get("mlp_hidden_act"), config.values.get("mamba_hidden_act")
     problems = [
-        (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
+        checks.problem_uneven_heads(config),
         (
             activations != ("relu2", "silu"),
             f"its activations are {activations[0]} and {activations[1]}",
         ),
         *state_space.width_problems(widths(config)),
         state_space.problem_step_limit(config),
-        blocks.problem_biases(config, "use_bias"),
+        checks.problem_biases(config, "use_bias"),
     ]
     if has_experts(config):
-        group_count, used_groups = deepseek2.expert_groups(config)
+        group_count, used_groups = routers.expert_groups(config)
         total = experts.expert_count(config)
         problems += [
             *experts.expert_problems(config),
@@ -119,7 +120,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 FEED_FORWARD in layer_kinds(config),
                 "some layers have no experts, but a feed-forward",
             ),
-            blocks.problem_biases(config, "mlp_bias"),
+            checks.problem_biases(config, "mlp_bias"),
             (
                 total % group_count or group_count >= total > 1,
                 f"{total} experts cannot be split into {group_count} groups",
@@ -129,7 +130,7 @@ def check(config: CheckpointConfig) -> list[str]:
                 f"it uses more experts than {used_groups} groups have",
             ),
         ]
-    blocks.raise_problems(config, problems)
+    checks.raise_problems(config, problems)
     return ["its layers that predict further tokens (MTP) are not converted"] * bool(
         config.values.get("num_nextn_predict_layers")
     )
@@ -144,7 +145,7 @@ def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the metadata keys of a model with experts."""
     width, (group_count, used_groups) = (
         config.get_int("moe_intermediate_size"),
-        deepseek2.expert_groups(config),
+        routers.expert_groups(config),
     )
     shared = config.get_int("moe_shared_expert_intermediate_size")
     entries = [
@@ -174,7 +175,7 @@ def _keys(config: CheckpointConfig, wide_kind: str, width: int) -> list[ArchKey]
     """Return the metadata keys of all models. Layers of `wide_kind` have a feed-forward of
     `width`.
     """
-    (count, kv_heads, head_dim), kinds = blocks.head_counts(config), layer_kinds(config)
+    (count, kv_heads, head_dim), kinds = layout.head_counts(config), layer_kinds(config)
     kv_counts = [kv_heads if kind == ATTENTION else 0 for kind in kinds]
     lengths = [width if kind == wide_kind else 0 for kind in kinds]
     return [
@@ -201,11 +202,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     norm: Shapes = {"attn_norm.weight": (hidden,)}
     roles = {
         RECURRENT: norm | state_space.state_shapes(widths(config), hidden, has_conv_bias(config)),
-        ATTENTION: blocks.attention_shapes(config),
+        ATTENTION: block_tensors.attention_shapes(config),
         FEED_FORWARD: norm | _feed_forward_shapes(hidden, config.get_int("intermediate_size")),
         EXPERTS: norm | (_expert_shapes(config) if has_experts(config) else {}),
     }
-    return blocks.embedding_and_head(config) | blocks.shapes_by_block(
+    return block_tensors.embedding_and_head(config) | block_tensors.shapes_by_block(
         len(kinds), lambda layer: roles[kinds[layer]]
     )
 
@@ -247,7 +248,7 @@ def optional_shapes(config: CheckpointConfig) -> Shapes:
         "ffn_up.bias": (config.get_int("intermediate_size"),),
         "ffn_down.bias": (config.get_int("hidden_size"),),
     }
-    return blocks.shapes_by_block(
+    return block_tensors.shapes_by_block(
         len(kinds), lambda layer: biases if kinds[layer] == FEED_FORWARD else {}
     )
 
@@ -270,7 +271,7 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     stores them, under names that the gguf package knows. The MTP layers are left out.
     """
     prepared = state_space.prepare_mixers(config.get_int("n_groups"), tensors)
-    result = blocks.rename_tensors(prepared, _known_name)
+    result = block_tensors.rename_tensors(prepared, _known_name)
     if not has_experts(config):
         return result
     return {
@@ -307,7 +308,7 @@ NEMOTRON_H = Arch(
     check=check,
     defaults=DEFAULTS,
     prepare=prepare,
-    ops=blocks.INTERLEAVE_OPS,
+    ops=rope.INTERLEAVE_OPS,
     extra_tensors=extra_tensors,
     normalize=normalize,
     select=select,

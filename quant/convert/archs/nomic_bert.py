@@ -12,8 +12,9 @@ from typing import Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import bert, blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.archs import bert
+from quant.convert.parts import block_tensors, checks, layout, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 # Settings of Nomic's own code -> those of transformers.
 OLD_SETTINGS = {
@@ -78,7 +79,7 @@ def rope_settings(config: CheckpointConfig) -> CheckpointConfig:
     """Return the rotary settings. The base is 1000 by default."""
     theta = config.values.get("rope_theta")
     values = {**config.values, "rope_theta": 1000.0 if theta is None else theta}
-    return blocks.rope_settings(replace(config, values=values))
+    return rope.rope_settings(replace(config, values=values))
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -93,7 +94,7 @@ def check(config: CheckpointConfig) -> list[str]:
         for name, value in FIXED_SETTINGS.items()
         if values.get(name) not in (None, value)
     ]
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *bert.encoder_problems(config),
@@ -143,7 +144,7 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
         "token_types.weight": (config.get_int("type_vocab_size"), hidden),
         "token_embd_norm.weight": (hidden,),
         "token_embd_norm.bias": (hidden,),
-        **blocks.repeat_for_blocks(config, block),
+        **block_tensors.repeat_for_blocks(config, block),
     }
 
 
@@ -151,8 +152,8 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors under names that the gguf package knows, with queries, keys and values in
     one matrix, and without the heads for training.
     """
-    result = blocks.rename_tensors(tensors, _known_name)
-    for layer in range(blocks.layer_count(config)):
+    result = block_tensors.rename_tensors(tensors, _known_name)
+    for layer in range(layout.layer_count(config)):
         names = [f"encoder.layers.{layer}.{part}.weight" for part in PARTS]
         parts = [result[name] for name in names if name in result]
         fused = f"encoder.layers.{layer}.attn.Wqkv.weight"

@@ -7,20 +7,21 @@ Follows OlmoModel of llama.cpp (conversion/olmo.py, src/models/olmo.cpp).
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, llama
-from quant.convert.archs.base import ArchKey, Shapes, no_tensors
+from quant.convert.archs import llama
+from quant.convert.parts import checks, metadata
+from quant.convert.parts.base import ArchKey, Shapes, no_tensors
 
 NORM_EPS = 1e-5  # in transformers, whatever config.json says
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's olmo computes differently. Return no notes."""
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
-            blocks.problem_head_width(config),
-            blocks.problem_biases(config, "attention_bias"),
+            *checks.common_problems(config),
+            checks.problem_head_width(config),
+            checks.problem_biases(config, "attention_bias"),
         ],
     )
     return []
@@ -30,7 +31,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then the largest size of queries, keys and values, if they
     are clipped.
     """
-    entries = blocks.layer_norm_keys(config, NORM_EPS)
+    entries = metadata.layer_norm_keys(config, NORM_EPS)
     if config.values.get("clip_qkv") is not None:
         entries.append(ArchKey("attention.clamp_kqv", "float32", config.get_float("clip_qkv")))
     return entries

@@ -8,8 +8,9 @@ layers with one rotary base.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, olmo2
-from quant.convert.archs.base import ArchKey
+from quant.convert.archs import olmo2
+from quant.convert.parts import checks, layout, metadata, rope
+from quant.convert.parts.base import ArchKey
 
 PERIOD_LAYERS = 4  # the last layer of each period attends to all positions
 DEFAULT_BASE = 500000.0  # default_theta of transformers' Olmo3Config
@@ -21,7 +22,7 @@ def sliding_rope_settings(config: CheckpointConfig) -> CheckpointConfig:
     """
     parameters = config.values.get("rope_parameters")
     settings = parameters.get("sliding_attention") if isinstance(parameters, dict) else None
-    return blocks.rope_settings(
+    return rope.rope_settings(
         CheckpointConfig({"rope_theta": DEFAULT_BASE, "rope_parameters": settings}, config.location)
     )
 
@@ -30,13 +31,13 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's olmo2 computes differently. Return no notes."""
     sliding = sliding_rope_settings(config)
     base, sliding_base = (
-        settings.get_float("rope_theta") for settings in (blocks.rope_settings(config), sliding)
+        settings.get_float("rope_theta") for settings in (rope.rope_settings(config), sliding)
     )
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *olmo2.problems(config),
-            blocks.problem_undivided_rope(config),
+            checks.problem_undivided_rope(config),
             (
                 sliding.values["rope_type"] != "default",
                 "its sliding layers have scaled positions",
@@ -52,9 +53,9 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys and those of the sliding window, if some layer has one."""
-    entries, layers = blocks.common_keys(config), blocks.sliding_layers(config, PERIOD_LAYERS)
+    entries, layers = metadata.common_keys(config), layout.sliding_layers(config, PERIOD_LAYERS)
     if any(layers):
-        entries += blocks.sliding_window_keys(config, layers, PERIOD_LAYERS)
+        entries += metadata.sliding_window_keys(config, layers, PERIOD_LAYERS)
     return entries
 
 

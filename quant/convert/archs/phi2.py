@@ -6,23 +6,23 @@ writes no rotary base, which is then 10000, and a feed-forward of four times the
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}  # of transformers' PhiConfig
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's phi2 computes differently. Return no notes."""
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
+            *checks.common_problems(
                 config,
                 activations=("gelu_new", "gelu_pytorch_tanh"),
                 allow_partial_rotary=True,
             ),
-            blocks.problem_head_width(config),
+            checks.problem_head_width(config),
             (config.get_bool("qk_layernorm"), "it has norms of heads (qk_layernorm)"),
         ],
     )
@@ -32,8 +32,8 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys and the rotary width of a head."""
     return [
-        *blocks.layer_norm_keys(config, config.get_float("layer_norm_eps")),
-        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+        *metadata.layer_norm_keys(config, config.get_float("layer_norm_eps")),
+        ArchKey("rope.dimension_count", "uint32", rope.rotary_width(config)),
     ]
 
 
@@ -42,18 +42,18 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     block = (
-        blocks.attention_shapes(config)
-        | blocks.qkv_bias_shapes(config)
-        | blocks.plain_feed_forward_shapes(config)
-        | blocks.norm_bias_shapes(config, "attn_norm")
-        | blocks.output_bias_shapes(config)
+        block_tensors.attention_shapes(config)
+        | block_tensors.qkv_bias_shapes(config)
+        | block_tensors.plain_feed_forward_shapes(config)
+        | block_tensors.norm_bias_shapes(config, "attn_norm")
+        | block_tensors.output_bias_shapes(config)
     )
     del block["ffn_norm.weight"]
     return (
-        blocks.embedding_and_head(config)
-        | blocks.norm_bias_shapes(config, "output_norm")
+        block_tensors.embedding_and_head(config)
+        | block_tensors.norm_bias_shapes(config, "output_norm")
         | {"output.bias": (config.get_int("vocab_size"),)}
-        | blocks.repeat_for_blocks(config, block)
+        | block_tensors.repeat_for_blocks(config, block)
     )
 
 

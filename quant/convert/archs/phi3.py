@@ -10,8 +10,8 @@ import math
 from typing import TYPE_CHECKING
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, layout, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 from quant.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LONGROPE_TYPES = ("longrope", "su")
 
 def longrope_settings(config: CheckpointConfig) -> CheckpointConfig | None:
     """Return the rotary settings if the model uses LongRoPE, else None."""
-    settings = blocks.rope_settings(config)
+    settings = rope.rope_settings(config)
     return settings if settings.values["rope_type"] in LONGROPE_TYPES else None
 
 
@@ -35,23 +35,23 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's phi3 computes differently; return notes for the
     user.
     """
-    count, _, head_dim = blocks.head_counts(config)
+    count, _, head_dim = layout.head_counts(config)
     hidden = config.get_int("hidden_size")
     original = config.get_int("original_max_position_embeddings")
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(
+            *checks.common_problems(
                 config, rope_types=("default", *LONGROPE_TYPES), allow_partial_rotary=True
             ),
             (
                 count * head_dim != hidden,
                 f"its {count} heads of {head_dim} values do not make {hidden} values",
             ),
-            blocks.problem_biases(config, "attention_bias"),
+            checks.problem_biases(config, "attention_bias"),
         ],
     )
-    notes = blocks.window_notes(config, "phi3")
+    notes = checks.window_notes(config, "phi3")
     if longrope_settings(config):
         notes.append(
             f"this model uses other rotary factors in texts beyond {original} tokens, llama.cpp "
@@ -68,8 +68,8 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     """
     window = config.values.get("sliding_window")
     return [
-        *blocks.common_keys(config),
-        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+        *metadata.common_keys(config),
+        ArchKey("rope.dimension_count", "uint32", rope.rotary_width(config)),
         ArchKey(
             "attention.sliding_window",
             "uint32",
@@ -116,7 +116,7 @@ def longrope_factors(config: CheckpointConfig) -> "dict[str, F32]":
         return {}
     tensors = {}
     for kind in ("long", "short"):
-        factors, count = settings.values.get(f"{kind}_factor"), blocks.rotary_width(config) // 2
+        factors, count = settings.values.get(f"{kind}_factor"), rope.rotary_width(config) // 2
         complete = isinstance(factors, list) and len(factors) == count
         if not complete or not all(
             type(value) in (int, float) and 0 < value < 1e30 for value in factors or ()
@@ -133,8 +133,10 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.fused_attention_shapes(config), blocks.fused_feed_forward_shapes(config)
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config,
+        block_tensors.fused_attention_shapes(config),
+        block_tensors.fused_feed_forward_shapes(config),
     )
 
 

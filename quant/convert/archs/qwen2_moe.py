@@ -4,8 +4,8 @@ Follows Qwen2MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen2moe.cpp)
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, experts, layout, metadata
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {
     "sliding_window": 4096,
@@ -20,16 +20,16 @@ def check(config: CheckpointConfig) -> list[str]:
     norm_topk_prob is refused because llama.cpp never normalizes the weights of the chosen experts.
     Return no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
+            *checks.common_problems(config),
             *experts.expert_problems(config),
             *problem_dense_blocks(config),
-            blocks.problem_head_width(config),
+            checks.problem_head_width(config),
             (config.get_bool("norm_topk_prob"), "norm_topk_prob is true"),
             (
-                blocks.has_sliding_window(
+                layout.has_sliding_window(
                     config, lambda layer, end: layer % 2 == 0 and layer < end
                 ),
                 "some of its layers have a sliding window",
@@ -54,7 +54,7 @@ def problem_dense_blocks(config: CheckpointConfig) -> list[tuple[object, str]]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the experts."""
-    return [*blocks.common_keys(config), *expert_keys(config)]
+    return [*metadata.common_keys(config), *expert_keys(config)]
 
 
 def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -85,10 +85,10 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
-        blocks.qkv_bias_shapes(config) if config.get_bool("qkv_bias", True) else {},
+        block_tensors.attention_shapes(config),
+        block_tensors.qkv_bias_shapes(config) if config.get_bool("qkv_bias", True) else {},
         {"ffn_norm.weight": (config.get_int("hidden_size"),)},
         gated_expert_shapes(config),
     )

@@ -9,10 +9,10 @@ does not read the eps of this family's norms, and computes with 0: answers diffe
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import ArchKey
 from quant.convert.archs.qwen2 import QWEN2, problem_window
 from quant.convert.archs.qwen3_vl import section_keys, sections, without_sections
+from quant.convert.parts import checks, layout, metadata
+from quant.convert.parts.base import ArchKey
 
 SECTIONS = [16, 24, 24]
 
@@ -21,13 +21,13 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen2vl computes differently; return a note
     about the eps of norms.
     """
-    lengths, pairs = sections(config, SECTIONS), blocks.head_counts(config)[2] // 2
-    blocks.raise_problems(
+    lengths, pairs = sections(config, SECTIONS), layout.head_counts(config)[2] // 2
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(without_sections(config)),
+            *checks.common_problems(without_sections(config)),
             problem_window(config),
-            blocks.problem_head_width(config),
+            checks.problem_head_width(config),
             (
                 sum(lengths[:3]) != pairs or any(lengths[3:]),
                 f"the rotary sections {lengths} do not make {pairs} pairs",
@@ -40,7 +40,7 @@ def check(config: CheckpointConfig) -> list[str]:
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then that of the rotary sections."""
-    return [*blocks.common_keys(config), *section_keys(config, SECTIONS)]
+    return [*metadata.common_keys(config), *section_keys(config, SECTIONS)]
 
 
 QWEN2VL = replace(

@@ -8,21 +8,21 @@ different head. They are refused, because their class name is not in ARCHS.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Shapes
 from quant.convert.archs.qwen2 import QWEN2, problem_window
+from quant.convert.parts import block_tensors, checks
+from quant.convert.parts.base import Shapes
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen3 computes differently. attention_bias is
     refused because llama.cpp does not add a bias to the attention's output. Return no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
+            *checks.common_problems(config),
             problem_window(config),
-            blocks.problem_biases(config, "attention_bias"),
+            checks.problem_biases(config, "attention_bias"),
         ],
     )
     return []
@@ -32,11 +32,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
-        blocks.head_norm_shapes(config),
-        blocks.feed_forward_shapes(config),
+        block_tensors.attention_shapes(config),
+        block_tensors.head_norm_shapes(config),
+        block_tensors.feed_forward_shapes(config),
     )
 
 

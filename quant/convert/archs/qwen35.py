@@ -11,9 +11,10 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor
-from quant.convert.archs import blocks, qwen3_next
-from quant.convert.archs.base import ArchKey, Shapes, TensorOp
+from quant.convert.archs import qwen3_next
 from quant.convert.archs.qwen3_vl import section_keys, section_notes, section_problems
+from quant.convert.parts import block_tensors, checks
+from quant.convert.parts.base import ArchKey, Shapes, TensorOp
 
 SECTIONS = [11, 11, 10]
 
@@ -22,12 +23,12 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen35 computes differently; return notes for
     the user.
     """
-    blocks.raise_problems(config, problems(config))
+    checks.raise_problems(config, problems(config))
     return notes(config)
 
 
 def problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) that are the same for models with and without experts."""
+    """Return the problems (see checks.py) that are the same for models with and without experts."""
     return [
         *section_problems(config, SECTIONS, allow_partial_rotary=True),
         *qwen3_next.linear_problems(config),
@@ -61,7 +62,7 @@ def feed_forward_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's feed-forward, by role. The norm before it is not among
     them: it is called post_attention_norm.
     """
-    shapes = blocks.feed_forward_shapes(config)
+    shapes = block_tensors.feed_forward_shapes(config)
     del shapes["ffn_norm.weight"]
     return shapes
 

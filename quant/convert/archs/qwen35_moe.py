@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks, experts, qwen2_moe, qwen3_next, qwen35
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.archs import qwen2_moe, qwen3_next, qwen35
+from quant.convert.parts import checks, experts
+from quant.convert.parts.base import ArchKey, Shapes
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen35moe computes differently; return notes
     for the user.
     """
-    blocks.raise_problems(config, [*qwen35.problems(config), *experts.expert_problems(config)])
+    checks.raise_problems(config, [*qwen35.problems(config), *experts.expert_problems(config)])
     return qwen35.notes(config)
 
 

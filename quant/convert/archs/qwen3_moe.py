@@ -4,9 +4,9 @@ Follows Qwen3MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen3moe.cpp)
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, experts
-from quant.convert.archs.base import Arch, ArchKey, Shapes
 from quant.convert.archs.qwen2_moe import problem_dense_blocks
+from quant.convert.parts import block_tensors, checks, experts, layout, metadata
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -14,16 +14,16 @@ def check(config: CheckpointConfig) -> list[str]:
     norm_topk_prob is refused because llama.cpp always normalizes the weights of the chosen experts.
     Return no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
+            *checks.common_problems(config),
             *experts.expert_problems(config),
             *problem_dense_blocks(config),
-            blocks.problem_biases(config, "attention_bias"),
+            checks.problem_biases(config, "attention_bias"),
             (not config.get_bool("norm_topk_prob"), "norm_topk_prob is false"),
             (
-                blocks.has_sliding_window(config, lambda *_: True),
+                layout.has_sliding_window(config, lambda *_: True),
                 "its layers have a sliding window",
             ),
         ],
@@ -35,7 +35,7 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the experts."""
     width = config.get_int("moe_intermediate_size")
     return [
-        *blocks.common_keys(config),
+        *metadata.common_keys(config),
         *experts.expert_keys(config),
         ArchKey("expert_feed_forward_length", "uint32", width),
     ]
@@ -45,10 +45,10 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
         config,
-        blocks.attention_shapes(config),
-        blocks.head_norm_shapes(config),
+        block_tensors.attention_shapes(config),
+        block_tensors.head_norm_shapes(config),
         experts.sparse_feed_forward_shapes(config, config.get_int("moe_intermediate_size")),
     )
 

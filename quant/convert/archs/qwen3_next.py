@@ -13,9 +13,18 @@ from typing import Any
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs import blocks, experts, prediction, state_space
-from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp
 from quant.convert.archs.qwen2_moe import expert_keys, gated_expert_shapes, problem_dense_blocks
+from quant.convert.parts import (
+    block_tensors,
+    checks,
+    experts,
+    layout,
+    metadata,
+    prediction,
+    rope,
+    state_space,
+)
+from quant.convert.parts.base import Arch, ArchKey, Shapes, TensorOp
 
 DELTA_RULE_EPS = 1e-6  # eps in transformers of the norms of queries and keys of linear attention
 
@@ -37,11 +46,10 @@ def linear_layers(config: CheckpointConfig) -> list[bool]:
 
     Raises UserError if layer_types is malformed.
     """
-    types = config.values.get("layer_types")
-    if types is None:
+    if config.values.get("layer_types") is None:
         interval = full_attention_interval(config)
-        return [bool((layer + 1) % interval) for layer in range(blocks.layer_count(config))]
-    return blocks.layers_of_kind(config, types, ("linear_attention",), ("full_attention",))
+        return [bool((layer + 1) % interval) for layer in range(layout.layer_count(config))]
+    return layout.layers_of_kind(config, "layer_types", ("linear_attention",), ("full_attention",))
 
 
 def full_attention_interval(config: CheckpointConfig) -> int:
@@ -61,7 +69,7 @@ def head_counts(config: CheckpointConfig) -> tuple[int, int, int]:
 
 
 def linear_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of linear attention and of attention with a gate."""
+    """Return the problems (see checks.py) of linear attention and of attention with a gate."""
     key_heads, value_heads, width = head_counts(config)
     return [
         (
@@ -76,13 +84,13 @@ def linear_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
             value_heads % key_heads,
             f"{value_heads} value heads of its linear attention cannot share {key_heads} key heads",
         ),
-        blocks.problem_biases(config, "attention_bias"),
+        checks.problem_biases(config, "attention_bias"),
     ]
 
 
 def linear_notes(config: CheckpointConfig) -> list[str]:
     """Return a note if llama.cpp computes the norms of linear attention with another eps."""
-    return blocks.eps_notes(config, "queries and keys of linear attention", DELTA_RULE_EPS)
+    return checks.eps_notes(config, "queries and keys of linear attention", DELTA_RULE_EPS)
 
 
 def check(config: CheckpointConfig) -> list[str]:
@@ -90,10 +98,10 @@ def check(config: CheckpointConfig) -> list[str]:
     for the user. A false norm_topk_prob is refused because llama.cpp always normalizes the weights
     of the chosen experts.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, allow_partial_rotary=True),
+            *checks.common_problems(config, allow_partial_rotary=True),
             *linear_problems(config),
             *experts.expert_problems(config),
             *problem_dense_blocks(config),
@@ -121,7 +129,7 @@ def linear_keys(config: CheckpointConfig) -> list[ArchKey]:
     return [
         *entries,
         ArchKey("full_attention_interval", "uint32", full_attention_interval(config)),
-        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+        ArchKey("rope.dimension_count", "uint32", rope.rotary_width(config)),
     ]
 
 
@@ -130,9 +138,9 @@ def common_keys(config: CheckpointConfig) -> list[ArchKey]:
     gets no key for it.
     """
     if config.values.get("intermediate_size") is not None:
-        return blocks.common_keys(config)
+        return metadata.common_keys(config)
     filled = replace(config, values={**config.values, "intermediate_size": 1})
-    return [key for key in blocks.common_keys(filled) if key.name != "feed_forward_length"]
+    return [key for key in metadata.common_keys(filled) if key.name != "feed_forward_length"]
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -150,12 +158,12 @@ def gated_attention_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's attention, by role. The rows of attn_q are the queries and
     the gates of each head.
     """
-    count, _, head_dim = blocks.head_counts(config)
+    count, _, head_dim = layout.head_counts(config)
     hidden = config.get_int("hidden_size")
     return (
-        blocks.attention_shapes(config)
+        block_tensors.attention_shapes(config)
         | {"attn_q.weight": (2 * count * head_dim, hidden)}
-        | blocks.head_norm_shapes(config)
+        | block_tensors.head_norm_shapes(config)
     )
 
 
@@ -184,8 +192,8 @@ def hybrid_shapes(config: CheckpointConfig, linear: Shapes, feed_forward: Shapes
     """
     is_linear, full = linear_layers(config), gated_attention_shapes(config)
     common = norm_shapes(config) | feed_forward
-    return blocks.embedding_and_head(config) | blocks.shapes_by_block(
-        blocks.layer_count(config),
+    return block_tensors.embedding_and_head(config) | block_tensors.shapes_by_block(
+        layout.layer_count(config),
         lambda layer: (linear if is_linear[layer] else full) | common,
     )
 
@@ -226,7 +234,7 @@ def rename_linear(config: CheckpointConfig, tensors: Tensors) -> Tensors:
         else tensor
         for name, tensor in tensors.items()
     }
-    return blocks.rename_tensors(
+    return block_tensors.rename_tensors(
         squeezed, lambda name: name.replace(".linear_attn.dt_bias", ".linear_attn.dt_proj.bias")
     )
 

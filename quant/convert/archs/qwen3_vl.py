@@ -11,9 +11,9 @@ so the difference is tiny.
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import ArchKey
 from quant.convert.archs.qwen3 import QWEN3
+from quant.convert.parts import checks, layout, metadata, rope
+from quant.convert.parts.base import ArchKey
 from quant.errors import UserError
 
 SECTIONS = [24, 20, 20]
@@ -28,7 +28,7 @@ def sections(config: CheckpointConfig, default: list[int]) -> list[int]:
     """Return the numbers of rotary pairs of time, height and width. Raises UserError if they are
     malformed.
     """
-    value = blocks.rope_settings(config).values.get(SECTIONS_SETTING, default)
+    value = rope.rope_settings(config).values.get(SECTIONS_SETTING, default)
     if (
         not isinstance(value, list)
         or len(value) not in (3, 4)
@@ -43,7 +43,7 @@ def sections(config: CheckpointConfig, default: list[int]) -> list[int]:
 
 
 def without_sections(config: CheckpointConfig) -> CheckpointConfig:
-    """Return the config without rotary sections, which common_problems() of blocks.py refuses."""
+    """Return the config without rotary sections, which common_problems() of checks.py refuses."""
     values = dict(config.values)
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(settings := values.get(key), dict):
@@ -58,12 +58,12 @@ def without_sections(config: CheckpointConfig) -> CheckpointConfig:
 def section_problems(
     config: CheckpointConfig, default: list[int], *, allow_partial_rotary: bool = False
 ) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of settings that llama.cpp does not support in families
+    """Return the problems (see checks.py) of settings that llama.cpp does not support in families
     with rotary sections. `default` are the sections if the config has none.
     """
-    lengths, pairs = sections(config, default), blocks.rotary_width(config) // 2
+    lengths, pairs = sections(config, default), rope.rotary_width(config) // 2
     return [
-        *blocks.common_problems(
+        *checks.common_problems(
             without_sections(config), allow_partial_rotary=allow_partial_rotary
         ),
         (
@@ -81,8 +81,8 @@ def _lost_angle(config: CheckpointConfig, default: list[int]) -> float:
     """Return the largest angle in radians, at the end of the context, of a rotary pair to which
     llama.cpp does not give the position that transformers gives it; 0 if there is no such pair.
     """
-    lengths, pairs = sections(config, default), blocks.rotary_width(config) // 2
-    base = blocks.rope_settings(config).get_float("rope_theta")
+    lengths, pairs = sections(config, default), rope.rotary_width(config) // 2
+    base = rope.rope_settings(config).get_float("rope_theta")
     lost = [
         pair
         for pair in range(min(pairs, MAX_PAIRS))
@@ -132,7 +132,7 @@ def deepstack_count(config: CheckpointConfig) -> int:
     if not isinstance(vision, dict):
         return 0
     indexes = vision.get("deepstack_visual_indexes", [0] * DEEPSTACK_DEFAULT)
-    if not isinstance(indexes, list) or len(indexes) > blocks.layer_count(config):
+    if not isinstance(indexes, list) or len(indexes) > layout.layer_count(config):
         raise UserError(
             f"{config.location}: deepstack_visual_indexes is {indexes!r}, not a list of layers",
             hint="fetch it again",
@@ -144,11 +144,11 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen3vl computes differently; return notes for
     the user.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *section_problems(config, SECTIONS),
-            blocks.problem_biases(config, "attention_bias"),
+            checks.problem_biases(config, "attention_bias"),
         ],
     )
     deepstack_count(config)
@@ -158,7 +158,7 @@ def check(config: CheckpointConfig) -> list[str]:
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys, then those of the rotary sections and the vision part."""
     return [
-        *blocks.common_keys(config),
+        *metadata.common_keys(config),
         *section_keys(config, SECTIONS),
         ArchKey("n_deepstack_layers", "uint32", deepstack_count(config)),
     ]

@@ -11,23 +11,24 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs import blocks, experts, qwen3_vl
-from quant.convert.archs.base import ArchKey
+from quant.convert.archs import qwen3_vl
 from quant.convert.archs.qwen2_moe import problem_dense_blocks
 from quant.convert.archs.qwen3_moe import QWEN3MOE
+from quant.convert.parts import checks, experts
+from quant.convert.parts.base import ArchKey
 
 
 def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen3vlmoe computes differently; return notes
     for the user.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
             *qwen3_vl.section_problems(config, qwen3_vl.SECTIONS),
             *experts.expert_problems(config),
             *problem_dense_blocks(config),
-            blocks.problem_biases(config, "attention_bias"),
+            checks.problem_biases(config, "attention_bias"),
         ],
     )
     qwen3_vl.deepstack_count(config)

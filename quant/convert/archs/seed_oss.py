@@ -5,8 +5,8 @@ before the feed-forward has the name post_attention_norm.
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, Shapes
+from quant.convert.parts import block_tensors, checks, metadata
+from quant.convert.parts.base import Arch, Shapes
 
 DEFAULTS = {  # defaults of transformers' SeedOssConfig
     "num_key_value_heads": 8,
@@ -19,11 +19,11 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's seed_oss computes differently. Return
     no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
-            blocks.problem_biases(config, "attention_out_bias", "mlp_bias"),
+            *checks.common_problems(config),
+            checks.problem_biases(config, "attention_out_bias", "mlp_bias"),
         ],
     )
     return []
@@ -33,11 +33,11 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    biases = blocks.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
-    feed_forward = blocks.feed_forward_shapes(config)
+    biases = block_tensors.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
+    feed_forward = block_tensors.feed_forward_shapes(config)
     feed_forward["post_attention_norm.weight"] = feed_forward.pop("ffn_norm.weight")
-    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
-        config, blocks.attention_shapes(config), biases, feed_forward
+    return block_tensors.embedding_and_head(config) | block_tensors.repeat_for_blocks(
+        config, block_tensors.attention_shapes(config), biases, feed_forward
     )
 
 
@@ -45,7 +45,7 @@ SEED_OSS = Arch(
     name="seed_oss",
     kind="SEED_OSS",
     hf=("SeedOssForCausalLM",),
-    keys=blocks.common_keys,
+    keys=metadata.common_keys,
     required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,

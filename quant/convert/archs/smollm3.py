@@ -7,8 +7,9 @@ Follows SmolLM3Model of llama.cpp (conversion/llama.py, src/models/smollm3.cpp).
 from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks, llama
-from quant.convert.archs.base import no_tensors
+from quant.convert.archs import llama
+from quant.convert.parts import checks, layout
+from quant.convert.parts.base import no_tensors
 
 # Every layer whose number from 1 is a multiple of this has no rotary positions
 # (n_no_rope_layer_step in llama.cpp).
@@ -20,19 +21,19 @@ def check(config: CheckpointConfig) -> list[str]:
     no notes.
     """
     expected_layers = [
-        (layer + 1) % NO_ROPE_STEP_LAYERS != 0 for layer in range(blocks.layer_count(config))
+        (layer + 1) % NO_ROPE_STEP_LAYERS != 0 for layer in range(layout.layer_count(config))
     ]
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config),
-            blocks.problem_biases(config, "attention_bias", "mlp_bias"),
+            *checks.common_problems(config),
+            checks.problem_biases(config, "attention_bias", "mlp_bias"),
             (
                 _rotary_layers(config, len(expected_layers)) != expected_layers,
                 f"no_rope_layers does not leave out exactly every {NO_ROPE_STEP_LAYERS}th layer",
             ),
             (
-                blocks.has_sliding_window(config, lambda layer, _: not expected_layers[layer]),
+                layout.has_sliding_window(config, lambda layer, _: not expected_layers[layer]),
                 "some of its layers have a sliding window",
             ),
         ],

@@ -11,8 +11,8 @@ from collections import defaultdict
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, metadata, rope
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' StableLmConfig
     "num_key_value_heads": 32,
@@ -26,11 +26,11 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's stablelm computes differently. Return
     no notes.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, allow_partial_rotary=True),
-            blocks.problem_head_width(config),
+            *checks.common_problems(config, allow_partial_rotary=True),
+            checks.problem_head_width(config),
         ],
     )
     return []
@@ -41,8 +41,8 @@ def keys(config: CheckpointConfig) -> list[ArchKey]:
     feed-forward have the same input.
     """
     return [
-        *blocks.layer_norm_keys(config, config.get_float("layer_norm_eps")),
-        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+        *metadata.layer_norm_keys(config, config.get_float("layer_norm_eps")),
+        ArchKey("rope.dimension_count", "uint32", rope.rotary_width(config)),
         ArchKey("use_parallel_residual", "bool", config.get_bool("use_parallel_residual")),
     ]
 
@@ -51,18 +51,18 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of all tensors that a converted model must have, rows first, by
     GGUF name.
     """
-    block = blocks.attention_shapes(config) | blocks.feed_forward_shapes(config)
-    block |= blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm")
+    block = block_tensors.attention_shapes(config) | block_tensors.feed_forward_shapes(config)
+    block |= block_tensors.norm_bias_shapes(config, "attn_norm", "ffn_norm")
     if config.get_bool("use_parallel_residual"):
         del block["ffn_norm.weight"], block["ffn_norm.bias"]
     if config.get_bool("use_qkv_bias"):
-        block |= blocks.qkv_bias_shapes(config)
+        block |= block_tensors.qkv_bias_shapes(config)
     if config.get_bool("qk_layernorm"):
-        block |= blocks.separate_head_norm_shapes(config)
+        block |= block_tensors.separate_head_norm_shapes(config)
     return (
-        blocks.embedding_and_head(config)
-        | blocks.norm_bias_shapes(config, "output_norm")
-        | blocks.repeat_for_blocks(config, block)
+        block_tensors.embedding_and_head(config)
+        | block_tensors.norm_bias_shapes(config, "output_norm")
+        | block_tensors.repeat_for_blocks(config, block)
     )
 
 

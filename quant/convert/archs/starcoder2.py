@@ -5,8 +5,8 @@ Follows StarCoder2Model of llama.cpp (conversion/starcoder.py, src/models/starco
 """
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.parts import block_tensors, checks, metadata
+from quant.convert.parts.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' Starcoder2Config
     "num_key_value_heads": 2,
@@ -20,20 +20,20 @@ def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's starcoder2 computes differently; return notes
     for the user.
     """
-    blocks.raise_problems(
+    checks.raise_problems(
         config,
         [
-            *blocks.common_problems(config, activations=("gelu_pytorch_tanh",)),
-            blocks.problem_head_width(config),
+            *checks.common_problems(config, activations=("gelu_pytorch_tanh",)),
+            checks.problem_head_width(config),
             (not config.get_bool("use_bias"), "it has no biases"),
         ],
     )
-    return blocks.window_notes(config, "starcoder2")
+    return checks.window_notes(config, "starcoder2")
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common metadata keys."""
-    return blocks.layer_norm_keys(config, config.get_float("norm_epsilon"))
+    return metadata.layer_norm_keys(config, config.get_float("norm_epsilon"))
 
 
 def required_shapes(config: CheckpointConfig) -> Shapes:
@@ -41,15 +41,15 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     GGUF name.
     """
     return (
-        blocks.embedding_and_head(config)
-        | blocks.norm_bias_shapes(config, "output_norm")
-        | blocks.repeat_for_blocks(
+        block_tensors.embedding_and_head(config)
+        | block_tensors.norm_bias_shapes(config, "output_norm")
+        | block_tensors.repeat_for_blocks(
             config,
-            blocks.attention_shapes(config),
-            blocks.qkv_bias_shapes(config),
-            blocks.plain_feed_forward_shapes(config),
-            blocks.output_bias_shapes(config),
-            blocks.norm_bias_shapes(config, "attn_norm", "ffn_norm"),
+            block_tensors.attention_shapes(config),
+            block_tensors.qkv_bias_shapes(config),
+            block_tensors.plain_feed_forward_shapes(config),
+            block_tensors.output_bias_shapes(config),
+            block_tensors.norm_bias_shapes(config, "attn_norm", "ffn_norm"),
         )
     )
 

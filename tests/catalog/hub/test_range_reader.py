@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from llmcli.catalog.hub import content_check, exchange, range_reader, retry
+from llmcli.catalog.hub import content_check, exchange, retry
 from llmcli.catalog.hub.choose_files import HubFile
 from llmcli.catalog.hub.range_reader import RangesUnsupported, RemoteFile, fetch_heads
 from llmcli.catalog.spec import Spec
 from llmcli.config import load_config
 from llmcli.errors import UserError
-from quant.checkpoint import safetensors
 from tests.fixtures.fake_hub import Faults, Hub, _Handler, sha256
 from tests.fixtures.hub import Notes
 
@@ -229,7 +228,3 @@ def test_reads_reuse_a_connection(hub, open_remote, monkeypatch) -> None:
         file.read(number * BLOCK, BLOCK)
     assert len(hub.gets(NAME)) == 20
     assert len(connections) <= 2
-
-
-def test_the_limit_of_a_tensor_table_is_that_of_the_reader() -> None:
-    assert range_reader.MAX_TABLE_BYTES == safetensors.MAX_HEADER_BYTES

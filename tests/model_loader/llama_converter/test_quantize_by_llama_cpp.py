@@ -17,6 +17,7 @@ from llmcli import file_lock
 from llmcli.catalog import cleanup
 from llmcli.config import load_config
 from llmcli.model_loader.llama_converter import converter_classes
+from llmcli.model_loader.llama_converter.run_converter import ConverterRequest, hold_scratch_folder
 from quant.model_file import load_checks, read_header
 from tests.fixtures.fake_hub import Hub
 from tests.quant import tiny_checkpoint, upstream
@@ -35,9 +36,8 @@ def folder(stories: Path, tmp_path: Path) -> Path:
 
 
 def leftovers() -> list[Path]:
-    """Return what conversions have left in the cache, besides lock files."""
-    found = (load_config().cache / "conversions").rglob("*")
-    return [path for path in found if path.suffix != ".lock"]
+    """Return what conversions have left in the cache."""
+    return list((load_config().cache / "conversions").rglob("*"))
 
 
 def calls(converter: Path) -> int:
@@ -355,10 +355,17 @@ def test_a_checkpoint_on_the_hub_is_planned_without_its_weights(
         hub.add("org/tiny", folder)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         done = llmcli("plan", "org/tiny", "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["weights_bytes"] == expected
-    assert "downloaded whole" not in done.err
-    assert leftovers() == []
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["weights_bytes"] == expected
+        assert "downloaded whole" not in done.err
+        assert leftovers() == []
+        # other programs may have downloaded other files of the commit, and deleted their contents
+        (config_file,) = load_config().hub_cache.glob("models--org--tiny/snapshots/*/config.json")
+        (config_file.parent / "original").mkdir()
+        for name in ("pytorch_model.bin", "tiny-F32.gguf", "original/consolidated.00.pth"):
+            (config_file.parent / name).symlink_to(config_file.parent / "deleted")
+        done = llmcli("plan", "org/tiny", "--json")
+        assert done.code == 0, done.err
     assert not list((load_config().data / "models").glob("*/manifest.json"))
 
 
@@ -375,10 +382,11 @@ def test_the_real_converter_plans_a_checkpoint_on_the_hub(
 
 
 def test_no_conversion_waits_for_another_one(llmcli: Any, folder: Path, converter: Path) -> None:
-    llmcli("quantize", str(folder), "--q8_0", "--dry-run")
-    (lock,) = (load_config().cache / "conversions").glob("*.lock")
-    with file_lock.hold_lock(lock):
+    request = ConverterRequest(folder, "the model", "", ())
+    with hold_scratch_folder(request, load_config()) as scratch:
         done = llmcli("quantize", str(folder), "--q8_0")
+        (found,) = (load_config().cache / "conversions").glob("*/")
+        assert found == scratch
     assert done.code == 0, done.err
     assert leftovers() == []
 
@@ -436,9 +444,10 @@ def test_both_models_of_an_evaluation_can_be_converted(
 def test_leftovers_of_a_killed_conversion_are_garbage(
     llmcli: Any, folder: Path, converter: Path
 ) -> None:
-    llmcli("quantize", str(folder), "--q8_0", "--dry-run")
-    (lock,) = (load_config().cache / "conversions").glob("*.lock")
-    left = lock.with_suffix("") / "out" / "tiny.gguf"
+    request = ConverterRequest(folder, "the model", "", ())
+    with hold_scratch_folder(request, load_config()) as scratch:
+        lock = scratch.with_suffix(".lock")
+    left = scratch / "out" / "tiny.gguf"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
     with file_lock.hold_lock(lock):

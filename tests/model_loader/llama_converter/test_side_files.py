@@ -24,8 +24,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def leftovers() -> list[Path]:
-    found = (load_config().cache / "conversions").rglob("*")
-    return [path for path in found if path.suffix != ".lock"]
+    return list((load_config().cache / "conversions").rglob("*"))
 
 
 @pytest.fixture

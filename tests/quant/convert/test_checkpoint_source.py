@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quant.convert import checkpoint_source
-from quant.convert.archs.base import rope_row_order
+from quant.convert.parts import rope
 from quant.errors import UserError
 from quant.model_file import load_checks, read_header
 from quant.quantize import plan, write
@@ -259,7 +259,7 @@ def test_direct_quantization_equals_that_of_a_float_file(
 
 
 def test_rope_row_order_interleaves_the_halves_of_each_head() -> None:
-    assert rope_row_order(2, 6) == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+    assert rope.rope_row_order(2, 6) == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
 def test_copy_of_a_tied_embedding_is_left_out(stories: Path, tmp_path: Path, convert) -> None:
@@ -377,6 +377,7 @@ def test_hint_says_whether_to_fetch_or_to_save_again(
         ({"num_hidden_layers": 10**9}, "llama.cpp allows 512"),
         ({"hidden_size": None}, "has no hidden_size"),
         ({"draft_vocab_size": 128}, "is an EAGLE-3 draft"),
+        ({"draft_vocab_size": None, "hidden_act": "gelu"}, "its activation is gelu"),
         ({"quantization_config": {"quant_method": "aqlm"}}, r"is quantized \(AQLM\)"),
         ({"vocab_size": 2**31 - 1}, "a vocabulary of 2,147,483,647 rows"),
         ({"vocab_size": 100}, "is outside of the vocab_size 100"),

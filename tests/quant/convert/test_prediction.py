@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from quant.convert import checkpoint_source
-from quant.convert.archs import ARCHS, prediction
+from quant.convert.archs import ARCHS
+from quant.convert.parts import prediction
 from quant.errors import UserError
 from quant.model_file import load_checks, read_header
 from quant.native import ggml

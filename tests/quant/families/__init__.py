@@ -101,13 +101,28 @@ def build(case: Case, folder: Path) -> Path:
         if case.change:
             case.change(model)
     model.save_pretrained(folder, save_original_format=case.original)
-    for file in STORIES.iterdir():
-        if file.name.startswith(("tokenizer", "special_tokens")):
-            shutil.copy(file, folder)
+    copy_tokenizer(STORIES, folder)
     if case.config:
         values = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(case.config(values)))
     return folder
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer from one folder to another."""
+    for file in source.iterdir():
+        if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges")):
+            shutil.copyfile(file, folder / file.name)
+
+
+def token_count(folder: Path) -> int:
+    """Return the number of tokens of the tokenizer in a folder."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    ids = [
+        *document["model"]["vocab"].values(),
+        *(token["id"] for token in document["added_tokens"]),
+    ]
+    return max(ids) + 1
 
 
 def theirs(folder: Path, tokens: list[int] = TOKENS, output: str = "logits") -> np.ndarray:

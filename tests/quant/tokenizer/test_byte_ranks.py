@@ -19,7 +19,7 @@ from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from quant.model_file import read_header
 from quant.tokenizer import byte_ranks, tekken, tiktoken, vocabulary
-from quant.tokenizer.byte_ranks import BYTE_BY_CHAR
+from quant.tokenizer.byte_ranks import BYTE_BY_CHAR, CHAR_BY_BYTE
 from quant.tokenizer.pre_tokenizer import KIMI, TEKKEN, build_node
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
 from tests.quant import vocabularies
@@ -171,6 +171,14 @@ def test_merges_do_what_tiktoken_does() -> None:
         words = regex.findall(r"\S+|\s+", text)
         expected = [rank for word in words for rank in encode_word(ranks, word.encode())]
         assert tokenizer.encode(text).ids == expected, text
+
+
+def test_a_byte_has_the_character_of_gpt2() -> None:
+    """The tests above write bytes by the same table as the code."""
+    oracle = pytest.importorskip(
+        "transformers.convert_slow_tokenizer", reason="transformers is not installed: no oracle"
+    )
+    assert oracle.bytes_to_unicode() == CHAR_BY_BYTE
 
 
 def test_old_tekken_files_have_their_special_tokens() -> None:

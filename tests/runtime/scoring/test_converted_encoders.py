@@ -10,7 +10,7 @@ import tokenizers
 
 from llmcli.runtime.scoring.embedder import normalize
 from quant.convert import checkpoint_source
-from quant.convert.archs.base import POOLING_FILE
+from quant.convert.parts.base import POOLING_FILE
 from quant.quantize import plan, write
 from tests.quant import families
 from tests.quant.families.bert import ENCODER

@@ -11,8 +11,9 @@ import pytest
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.convert import gguf_tables
-from quant.convert.archs import ARCHS, blocks
-from quant.convert.archs.base import Arch
+from quant.convert.archs import ARCHS
+from quant.convert.parts import layout, rope
+from quant.convert.parts.base import Arch
 from quant.errors import UserError
 from quant.gguf.layout import encode_entry
 from tests.quant import families
@@ -41,7 +42,7 @@ def test_tensor_names_of_an_architecture_exist_in_the_tables(case: families.Case
     known = {
         tensor.format(bid=layer) + ending
         for tensor in gguf_tables.tensor_names(arch.kind)
-        for layer in range(blocks.layer_count(values))
+        for layer in range(layout.layer_count(values))
         for ending in (".weight", ".bias", ".scale", "")
     }
     assert set(arch.required_shapes(values)) <= known
@@ -72,7 +73,7 @@ def test_too_many_layers_are_refused_before_a_list_has_an_entry_for_each(name: s
         _ = arch.check(values), arch.keys(values)
 
     tracemalloc.start()
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"llama\.cpp allows 512"):
         read()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -94,7 +95,7 @@ def test_yarn_attn_factor_excludes_the_factor_that_llama_cpp_applies() -> None:
     default, doubled = (
         {
             key.name: key.value
-            for key in blocks.rope_scaling_keys(
+            for key in rope.rope_scaling_keys(
                 CheckpointConfig({"rope_theta": 1e4} | YARN | changes, "config.json")
             )
         }
@@ -130,11 +131,11 @@ def test_defaults_of_missing_settings_equal_transformers(name: str) -> None:
         "torch", reason="torch is not installed: transformers shows no model's config"
     )
     config = getattr(transformers, name).config_class().get_text_config()
-    rope = blocks.rope_settings(CheckpointConfig(config.to_dict(), "")).values
+    rotary = rope.rope_settings(CheckpointConfig(config.to_dict(), "")).values
     theirs = {
         key: getattr(type(config), key)
         if hasattr(type(config), key)
-        else getattr(config, key, rope.get(key))
+        else getattr(config, key, rotary.get(key))
         for key in ARCHS[name].defaults
     }
     assert theirs == ARCHS[name].defaults

@@ -11,7 +11,7 @@ from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.folder import CheckpointFolder
 from quant.convert import checkpoint_source
 from quant.convert.archs import ARCHS, bert
-from quant.convert.archs.base import POOLING_FILE
+from quant.convert.parts.base import POOLING_FILE
 from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import plan, write

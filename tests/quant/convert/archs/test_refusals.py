@@ -134,15 +134,32 @@ def test_setting_without_effect_is_accepted(hf: str, changes: dict[str, Any]) ->
 
 @pytest.mark.parametrize("types", [["mamba"], ["mamba", "x", [], 3], "mamba", 7])
 def test_unknown_types_of_layers_are_refused(types: Any) -> None:
-    with pytest.raises(UserError, match="types of layers"):
+    with pytest.raises(UserError, match=r"types of layers \(layer_types\)"):
         config("GraniteMoeHybridForCausalLM", layer_types=types)
 
 
-@pytest.mark.parametrize("pattern", ["M-*X", "", 7, ["M"], None])
-def test_unknown_pattern_of_layers_is_refused(pattern: Any) -> None:
+def test_unknown_types_of_layers_are_refused_under_their_old_name() -> None:
+    case = next(case for case in families.cases() if case.hf == "GraniteMoeHybridForCausalLM")
+    settings = families.settings(case) | {"layers_block_type": ["mamba", "x"]}
+    settings.pop("layer_types", None)
+    with pytest.raises(UserError, match=r"types of layers \(layers_block_type\)"):
+        ARCHS[case.hf].resolve(CheckpointConfig(settings, "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("M-*X", "layers_block_type or layer_types or hybrid_override_pattern"),
+        (["M"], "layers_block_type or layer_types or hybrid_override_pattern"),
+        ("", "num_hidden_layers is 0"),
+        (7, "has no num_hidden_layers"),
+        (None, "has no num_hidden_layers"),
+    ],
+)
+def test_unknown_pattern_of_layers_is_refused(pattern: Any, message: str) -> None:
     changes = {"layers_block_type": None, "hybrid_override_pattern": pattern}
     arch = ARCHS["NemotronHForCausalLM"]
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=message):
         arch.keys(config("NemotronHForCausalLM", **changes))
 
 

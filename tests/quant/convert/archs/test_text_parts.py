@@ -7,7 +7,8 @@ import pytest
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import ARCHS, experts
+from quant.convert.archs import ARCHS
+from quant.convert.parts import experts
 from quant.errors import UserError
 from tests.quant import families
 from tests.quant.checkpoint.test_tensor_views import lazy, values

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.parts.base import ArchKey, Shapes
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -51,7 +51,7 @@ class Mamba2Widths:
 
 
 def width_problems(widths: Mamba2Widths) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of widths that do not divide into heads or groups."""
+    """Return the problems (see checks.py) of widths that do not divide into heads or groups."""
     return [
         (
             widths.inner % widths.heads,

@@ -13,8 +13,8 @@ from dataclasses import replace
 from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor, Tensors
-from quant.convert.archs import blocks
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.parts import block_tensors
+from quant.convert.parts.base import ArchKey, Shapes
 
 MAX_EXPERTS = 1024  # llama.cpp, LLAMA_MAX_EXPERTS
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
@@ -34,7 +34,7 @@ def used_expert_count(config: CheckpointConfig) -> int:
 
 
 def expert_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
-    """Return the problems (see blocks.py) of expert counts that llama.cpp does not support."""
+    """Return the problems (see checks.py) of expert counts that llama.cpp does not support."""
     return [
         (
             expert_count(config) > MAX_EXPERTS,
@@ -93,7 +93,7 @@ def stack_experts_and_name_biases(config: CheckpointConfig, tensors: Tensors) ->
     """Return the tensors with the experts of each block stacked (see stack_experts), and with the
     biases that correct the router's scores under names that the gguf package knows.
     """
-    return blocks.rename_tensors(
+    return block_tensors.rename_tensors(
         stack_experts(config, tensors),
         lambda name: name.replace("e_score_correction_bias", "e_score_correction.bias"),
     )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.convert.archs import state_space
-from quant.convert.archs.state_space import Mamba2Widths
+from quant.convert.parts import state_space
+from quant.convert.parts.state_space import Mamba2Widths
 from tests.quant.checkpoint.test_tensor_views import lazy, values
 
 MIXER = "model.layers.3.mamba."

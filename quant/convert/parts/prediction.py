@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.archs import blocks
-from quant.convert.archs.base import ArchKey, Shapes
+from quant.convert.parts import block_tensors
+from quant.convert.parts.base import ArchKey, Shapes
 
 COUNT_SETTING = "llmcli_prediction_layers"
 # Maximum number of prediction layers. Released checkpoints have at most three.
@@ -47,7 +47,7 @@ def number_layers(tensors: Tensors, normal_count: int) -> Tensors:
 
     Tensors with unknown names, or with names that are taken, stay unchanged.
     """
-    return blocks.rename_tensors(tensors, lambda name: _layer_name(name, normal_count))
+    return block_tensors.rename_tensors(tensors, lambda name: _layer_name(name, normal_count))
 
 
 def _layer_name(name: str, normal_count: int) -> str:

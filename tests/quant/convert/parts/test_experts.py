@@ -11,13 +11,12 @@ from quant.checkpoint import tensor_views
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert import checkpoint_source
-from quant.convert.archs import experts
+from quant.convert.parts import experts
 from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import plan, write
-from tests.quant import tiny_checkpoint
+from tests.quant import families, tiny_checkpoint
 from tests.quant.checkpoint.test_tensor_views import half, lazy, values
-from tests.quant.families import STORIES
 
 CONFIG = CheckpointConfig(
     {"num_experts": 3, "num_experts_per_tok": 2, "hidden_size": 8}, "config.json"
@@ -150,9 +149,7 @@ def mixtral(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
         "max_position_embeddings": 128,
         "num_local_experts": 4,
     }
-    for file in STORIES.iterdir():
-        if file.name.startswith(("tokenizer", "special_tokens")):
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    families.copy_tokenizer(families.STORIES, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     block = "model.layers.0"
     shapes = {

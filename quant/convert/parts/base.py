@@ -136,18 +136,3 @@ class Arch:
         values = {**self.defaults, **stored.values}
         config = self.normalize(CheckpointConfig(values, stored.location))
         return self.select(config) if self.select else self, config
-
-
-def rope_row_order(heads: int, head_dim: int) -> list[int]:
-    """Return the row order that turns rotary heads whose two halves are stored one after the other
-    into heads of interleaved pairs.
-
-    In each head, row 2i of the result is row i of the source, and row 2i + 1 is row i + head_dim/2.
-    """
-    half = head_dim // 2
-    return [
-        head * head_dim + half_index * half + pair
-        for head in range(heads)
-        for pair in range(half)
-        for half_index in (0, 1)
-    ]
