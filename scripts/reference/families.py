@@ -193,6 +193,7 @@ def build(case: families.Case, folder: Path, bpe: Path | None) -> None:
     families.build(case, folder)
     if bpe:
         use_tokenizer(bpe, folder)
+        family_vision.add_tokens(folder, family_vision.vision_of(case).tokens)
 
 
 def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) -> str:

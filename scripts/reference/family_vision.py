@@ -106,14 +106,17 @@ def merge(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_tokens(folder: Path, tokens: tuple[str, ...]) -> None:
-    """Add special tokens to the tokenizer of a checkpoint, with the ids after the last one."""
+    """Add special tokens to the tokenizer of a checkpoint, with the ids after the last one, unless it
+    has them.
+    """
     if not tokens:
         return
     file = folder / "tokenizer.json"
     document = json.loads(file.read_text())
     added = document["added_tokens"]
     first = 1 + max(*document["model"]["vocab"].values(), *(token["id"] for token in added))
-    for number, token in enumerate(tokens, first):
+    present = {token["content"] for token in added}
+    for number, token in enumerate((token for token in tokens if token not in present), first):
         added.append(added[-1] | {"id": number, "content": token})
     file.write_text(json.dumps(document))
 
