@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors.torch import load_file, save_file
 
 from tests.quant import families
 
-PARTS = ("vision_config", "audio_config")
+PARTS = ("vision_config", "audio_config", "encoder_config")
 SIDE = 64  # of the image, in pixels
 # What the converter reads of every preprocessor_config.json
 PREPROCESSOR = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
@@ -25,8 +24,7 @@ class Vision:
     """What a class needs besides the settings of its case.
 
     `settings` are merged into those of the case, and `preprocessor` into PREPROCESSOR. `tokens` are
-    added to the tokenizer. `names` replaces starts of tensors' names by those of released
-    checkpoints. `reason` says why there is no checkpoint.
+    added to the tokenizer. `names` is that of Case. `reason` says why there is no checkpoint.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -37,28 +35,39 @@ class Vision:
 
 
 # The converter knows the second matrix of a projector, number 2, only if there are three blocks.
+PIXELS = {"min_pixels": 1024, "max_pixels": 4096}
 THREE = {"vision_config": {"num_hidden_layers": 3}}
+THREE_AUDIO = Vision({"audio_config": {"num_hidden_layers": 3}})
+IMAGE_BREAKS = Vision(THREE | {"text_config": {"vocab_size": 513}}, tokens=("[IMG_BREAK]",))
 CLASSES = {
     # Each side has two patches, which are not merged.
     "Gemma3ForConditionalGeneration": Vision(
         preprocessor={"image_seq_length": 4},
-        names={"vision_tower.": "vision_tower.vision_model."},
+        names={"^vision_tower.": "vision_tower.vision_model."},
     ),
     "Gemma3nForConditionalGeneration": Vision(reason="transformers needs timm to build it"),
     # The converter looks for this token.
     "Glm4vForConditionalGeneration": Vision(tokens=("<|user|>",)),
+    "GlmOcrForConditionalGeneration": Vision(tokens=("<|user|>",)),
+    "Exaone4_5_ForConditionalGeneration": Vision(
+        {"vision_config": {"depth": 3, "fullatt_block_indexes": [2]}}
+    ),
+    "HunYuanVLForConditionalGeneration": Vision(THREE, PIXELS),
     "Lfm2VlForConditionalGeneration": Vision(
         {"vision_config": {"num_hidden_layers": 3, "vision_use_head": False}},
-        names={"model.vision_tower.": "model.vision_tower.vision_model."},
+        names={"^model.vision_tower.": "model.vision_tower.vision_model."},
     ),
     # The projector takes four patches of the width of a block.
     "Llama4ForConditionalGeneration": Vision(
         {"vision_config": {"num_hidden_layers": 3, "intermediate_size": 128}}
     ),
-    "Mistral3ForConditionalGeneration": Vision(
-        THREE | {"text_config": {"vocab_size": 513}}, tokens=("[IMG_BREAK]",)
-    ),
+    "LlavaForConditionalGeneration": IMAGE_BREAKS,
+    "Mistral3ForConditionalGeneration": IMAGE_BREAKS,
+    "Qwen2AudioForConditionalGeneration": Vision({"audio_config": {"encoder_layers": 3}}),
     "Qwen2VLForConditionalGeneration": Vision({"vision_config": {"depth": 3}}),
+    "Qwen2VLModel": Vision({"vision_config": {"depth": 3}}),
+    "VoxtralForConditionalGeneration": THREE_AUDIO,
+    "AudioFlamingo3ForConditionalGeneration": THREE_AUDIO,
     "Qwen2_5_VLForConditionalGeneration": Vision(
         {"vision_config": {"depth": 3, "fullatt_block_indexes": [2]}}
     ),
@@ -91,7 +100,7 @@ def complete_checkpoint(case: families.Case, folder: Path) -> None:
     """Change the files of a built checkpoint as its vision part needs it."""
     vision = vision_of(case)
     add_tokens(folder, vision.tokens)
-    rename_tensors(folder, vision.names)
+    families.rename_tensors(folder, vision.names)
     values = PREPROCESSOR | vision.preprocessor
     (folder / "preprocessor_config.json").write_text(json.dumps(values))
 
@@ -119,18 +128,6 @@ def add_tokens(folder: Path, tokens: tuple[str, ...]) -> None:
     for number, token in enumerate((token for token in tokens if token not in present), first):
         added.append(added[-1] | {"id": number, "content": token})
     file.write_text(json.dumps(document))
-
-
-def rename_tensors(folder: Path, names: dict[str, str]) -> None:
-    """Replace the starts of tensors' names in a checkpoint."""
-    if not names:
-        return
-    file = folder / "model.safetensors"
-    tensors = {}
-    for name, tensor in load_file(file).items():
-        start = next((start for start in names if name.startswith(start)), "")
-        tensors[names.get(start, "") + name.removeprefix(start)] = tensor
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def encode_png(side: int = SIDE) -> bytes:

@@ -13,7 +13,8 @@ from tests.quant.families.gemma3 import SMALL as GEMMA3
 from tests.quant.families.gemma4 import SMALL as GEMMA4
 from tests.quant.families.glm4_moe import SECTIONS
 from tests.quant.families.lfm2 import SMALL as LFM2
-from tests.quant.families.qwen2vl import ROPE as QWEN_ROPE
+from tests.quant.families.qwen2vl import ROPE as QWEN2VL_ROPE
+from tests.quant.families.qwen2vl import TEXT as QWEN2VL_TEXT
 from tests.quant.families.qwen3next import LINEAR, keep_inner_norms
 from tests.quant.families.qwen35 import ROPE as QWEN35_ROPE
 from tests.quant.families.qwen35 import VISION as QWEN3_VISION
@@ -22,6 +23,7 @@ from tests.quant.families.qwen35 import VISION as QWEN3_VISION
 FULL = {"head_dim": None, "num_key_value_heads": 8}
 GROUPED = {"head_dim": None}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+BLOOM = {"n_layer": 2, "n_head": 8, "n_embed": 256}
 GPT2 = {"n_embd": 256, "n_layer": 2, "n_head": 8, "n_positions": 1024}
 WINDOW = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
 # llama.cpp has one rotary base for both kinds of Mellum's layers.
@@ -59,6 +61,8 @@ QWEN4 = {
     **EXPERTS,
     **LINEAR,
     "shared_expert_intermediate_size": 64,
+    "output_gate_type": "sigmoid",
+    "rope_parameters": QWEN35_ROPE,
     "hc_lowrank": 32,
     "indexer_n_heads": 4,
     "indexer_kv_heads": 1,
@@ -88,6 +92,12 @@ HY_V4 = {
     "index_n_heads": 4,
     "mlp_layer_types": ["dense", "sparse"],
 }
+# Names that transformers does not save as it has read them
+HY_V4_NAMES = {
+    r"hc_pre\.hc_head\.": "hc_head.",
+    r"hc_pre\.(hc_\w+_layer)\.": r"\1.hc_pre.",
+    r"mlp\.(\w+\.)*linear_gate": r"mlp.\1gate_proj",
+}
 ROBERTA = ENCODER | {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 514}
 DISTILBERT = {
     "dim": 256,
@@ -99,6 +109,23 @@ DISTILBERT = {
     "max_position_embeddings": 512,
     "pad_token_id": 0,
 }
+T5 = {
+    "d_model": 256,
+    "d_kv": 32,
+    "d_ff": 512,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 8,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "num_key_value_heads": None,
+    "head_dim": None,
+}
+T5_GATED = {
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+    "scale_decoder_outputs": False,
+}
 SIGLIP = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -106,6 +133,10 @@ SIGLIP = {
     "num_attention_heads": 2,
     "image_size": 32,
     "patch_size": 16,
+}
+GEMMA4_UNIFIED = {key: value for key, value in GEMMA4.items() if "per_layer" not in key} | {
+    "pad_token_id": 0,
+    "moe_intermediate_size": None,
 }
 PIXTRAL = SIGLIP | {"model_type": "pixtral", "head_dim": 16}
 HUNYUAN_VISION = SIGLIP | {
@@ -148,8 +179,10 @@ WHISPER = {
     "encoder_attention_heads": 2,
 }
 QWEN_AUDIO = WHISPER | {"output_dim": 256, "downsample_hidden_size": 16}
+# llama.cpp's converter chooses by the class of the language part.
+GRANITE_TEXT = GROUPED_TEXT | {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
 GRANITE_SPEECH = {
-    "encoder_config": {"hidden_dim": 32, "num_layers": 2, "num_heads": 2, "dim_head": 16},
+    "encoder_config": {"hidden_dim": 32, "num_layers": 3, "num_heads": 2, "dim_head": 16},
     "projector_config": {
         "hidden_size": 32,
         "encoder_hidden_size": 32,
@@ -169,12 +202,21 @@ MUSE_VISION = {
 }
 VISION = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2}
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+XDROPE = {
+    "rope_type": "dynamic",
+    "rope_theta": 10000.0,
+    "alpha": 1000.0,
+    "factor": 1.0,
+    "mrope_section": [8, 8, 8, 8],
+}
 # The width of a head is hidden_size / heads: 8 rotary pairs.
 GLM4V = {key: value for key, value in TINY.items() if key != "head_dim"} | {
     "rope_parameters": SECTIONS | {"mrope_section": [2, 3, 3]}
 }
 # Those whose conversion reads a SentencePiece model; the others get a byte-level tokenizer.
-SENTENCEPIECE = {"gemma", "jamba", "t5", "llama4", "minicpm3"}
+SENTENCEPIECE = {"gemma", "jamba", "llama4", "minicpm3", "paddleocr", "gemma4, unified"} | {
+    f"{name}t5{part}" for name in ("", "m", "um") for part in ("", ", encoder")
+}
 
 
 def keep_signs(model: nn.Module) -> None:
@@ -228,7 +270,7 @@ def name_index_settings(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def with_parts(text: dict[str, Any], **parts: dict[str, Any]) -> dict[str, Any]:
+def with_parts(text: dict[str, Any], **parts: Any) -> dict[str, Any]:
     """Return the settings of a model with a language part and others."""
     return {"head_dim": None, "text_config": text, **parts}
 
@@ -253,7 +295,7 @@ def name_window_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 CASES = [
     Case("gemma", "GemmaForCausalLM", {"tie_word_embeddings": True}, norm=0.0),
-    Case("bloom", "BloomForCausalLM", {"n_layer": 2, "n_head": 8, "n_embed": 256}),
+    Case("bloom", "BloomForCausalLM", BLOOM),
     Case("falcon", "FalconForCausalLM", FULL | {"multi_query": True, "num_kv_heads": 1}),
     Case("mamba", "MambaForCausalLM", {"tie_word_embeddings": True}),
     Case("falcon-mamba", "FalconMambaForCausalLM", {"tie_word_embeddings": True}),
@@ -291,7 +333,11 @@ CASES = [
             "vision_config": VISION | {"out_hidden_size": 256},
         },
     ),
-    Case("paddleocr", "PaddleOCRVLForConditionalGeneration", {"vision_config": VISION}),
+    Case(
+        "paddleocr",
+        "PaddleOCRVLForConditionalGeneration",
+        with_parts(TINY | {"rope_parameters": MROPE}, vision_config=SIGLIP),
+    ),
     # llama.cpp does not compute the mask of a prefix.
     Case(
         "hrm",
@@ -311,22 +357,25 @@ CASES = [
         "MuseGlimmerForConditionalGeneration",
         {"text_config": TINY | WINDOW, "vision_config": MUSE_VISION},
     ),
-    Case("bloom, without a head", "BloomModel", {"n_layer": 2, "n_head": 8, "n_embed": 256}),
+    Case("bloom, without a head", "BloomModel", BLOOM | TIED),
     Case("llama, without a head", "LlamaModel", TIED),
     Case("qwen2, without a head", "Qwen2Model", GROUPED | TIED),
     Case("qwen3, without a head", "Qwen3Model", TIED),
     Case("lfm2, without a head", "Lfm2Model", LFM2),
-    Case("kimi-linear, without a head", "KimiLinearModel", KIMI_LINEAR, config=list_linear_layers),
     Case("cohere2, experts", "Cohere2MoeForCausalLM", COHERE_EXPERTS),
     Case("granite, window and experts", "GraniteMoeSWAForCausalLM", GROUPED | EXPERTS),
-    Case("hunyuan v4", "HYV4ForCausalLM", HY_V4),
-    Case("eurobert", "EuroBertModel", GROUPED | {"pad_token_id": 0}, output="vectors"),
+    Case("hunyuan v4", "HYV4ForCausalLM", HY_V4, names=HY_V4_NAMES),
+    Case(
+        "eurobert",
+        "EuroBertModel",
+        GROUPED | {"pad_token_id": 0, "classifier_pooling": "mean"},
+        output="vectors",
+    ),
     Case("roberta", "RobertaModel", ROBERTA, output="vectors"),
     Case(
         "roberta, reranker",
         "RobertaForSequenceClassification",
-        ROBERTA | {"num_labels": 1},
-        config=reranker,
+        ROBERTA | {"num_labels": 3},
         output="scores",
     ),
     Case("camembert", "CamembertModel", ROBERTA, output="vectors"),
@@ -350,7 +399,8 @@ CASES = [
         "qwen2vl, without a head",
         "Qwen2VLModel",
         with_parts(
-            GROUPED_TEXT | {"rope_parameters": QWEN_ROPE},
+            QWEN2VL_TEXT | TIED | {"rope_parameters": QWEN2VL_ROPE},
+            **TIED,
             vision_config=VISION | {"embed_dim": 32, "hidden_size": 256, "mlp_ratio": 1},
         ),
     ),
@@ -358,7 +408,7 @@ CASES = [
         "exaone 4.5",
         "Exaone4_5_ForConditionalGeneration",
         with_parts(
-            TINY | EXAONE,
+            TINY | EXAONE | {"model_type": "exaone4"},
             vision_config=VISION
             | {"out_hidden_size": 256, "fullatt_block_indexes": [0], "num_key_value_heads": 2},
         ),
@@ -371,13 +421,14 @@ CASES = [
     Case(
         "hunyuan vl",
         "HunYuanVLForConditionalGeneration",
-        with_parts(TINY, vision_config=HUNYUAN_VISION),
+        with_parts(TINY | {"rope_parameters": XDROPE}, vision_config=HUNYUAN_VISION),
     ),
     Case(
         "minicpm-v 4.6",
         "MiniCPMV4_6ForConditionalGeneration",
         with_parts(
-            TINY | LINEAR | {"rope_parameters": QWEN35_ROPE},
+            # llama.cpp's converter wants a layer that predicts, and leaves it out.
+            TINY | LINEAR | {"rope_parameters": QWEN35_ROPE, "mtp_num_hidden_layers": 1},
             vision_config=SIGLIP | {"num_hidden_layers": 2, "insert_layer_id": 0},
         ),
         norm=0.0,
@@ -407,12 +458,14 @@ CASES = [
         "gemma4, unified",
         "Gemma4UnifiedForConditionalGeneration",
         with_parts(
-            TINY | GEMMA4,
+            TINY | GEMMA4_UNIFIED,
             vision_config={"mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 256},
         ),
     ),
     Case(
-        "qwen3-asr", "Qwen3ASRForConditionalGeneration", with_parts(TINY, audio_config=QWEN_AUDIO)
+        "qwen3-asr",
+        "Qwen3ASRForConditionalGeneration",
+        with_parts(TINY | {"rope_parameters": MROPE}, audio_config=QWEN_AUDIO),
     ),
     Case(
         "qwen2-audio",
@@ -428,17 +481,25 @@ CASES = [
     Case(
         "granite speech",
         "GraniteSpeechForConditionalGeneration",
-        with_parts(GROUPED_TEXT, **GRANITE_SPEECH),
+        with_parts(GRANITE_TEXT, **GRANITE_SPEECH),
     ),
     Case(
         "granite speech plus",
         "GraniteSpeechPlusForConditionalGeneration",
-        with_parts(GROUPED_TEXT, **GRANITE_SPEECH),
+        with_parts(GRANITE_TEXT, **GRANITE_SPEECH),
     ),
     Case(
         "janus",
         "JanusForConditionalGeneration",
-        with_parts(TINY, vision_config=SIGLIP, vq_config=VQ),
+        with_parts(TINY, vision_config=SIGLIP | {"projection_dim": 256}, vq_config=VQ),
     ),
-    Case("chameleon", "ChameleonForConditionalGeneration", {"head_dim": None, "vq_config": VQ}),
+    Case("t5", "T5ForConditionalGeneration", T5, scale=0.03),
+    Case("mt5", "MT5ForConditionalGeneration", T5 | T5_GATED, scale=0.03),
+    Case("umt5", "UMT5ForConditionalGeneration", T5 | T5_GATED, scale=0.03),
+    Case("t5, encoder", "T5EncoderModel", T5 | T5_GATED, scale=0.03, output="vectors"),
+    Case(
+        "chameleon",
+        "ChameleonForConditionalGeneration",
+        {"head_dim": None, "vq_config": VQ, "vocabulary_map": {"<image>": 500, "IMGIMGAZ": 501}},
+    ),
 ]
