@@ -65,7 +65,7 @@ $ .venv/bin/python scripts/reference/families.py --page native.json
 - **Tokenizer**: whether llama.cpp gives the same ids for more than 1,000 strings as the checkpoint's own tokenizer.
 - **MTP**: layers that predict further tokens, which the file has.
 - **mmproj**: a class with a vision or audio part was also converted with `--mmproj` to Q8_0. "Answers" means that
-  `llama-mtmd-cli` answered a question about an image with both files, and "written" that it was not run.
+  `llama-mtmd-cli` answered a question about an image or a sound with both files, and "written" that it was not run.
 - **Q4_K_M in llama-cli**: whether llama.cpp's own llama-cli writes tokens with the file in Q4_K_M. Encoders write none.
 - **Differences**: metadata and tensors that differ from the file of llama.cpp's converter. llmcli also writes values that
   llama.cpp assumes when they are missing, such as `vocab_size` and `expert_gating_func`.
@@ -96,7 +96,7 @@ sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 # An error in the log of a program of llama.cpp, without its time, or a failed assertion
-LOG_ERROR = re.compile(r"(?m)^(?:[\d.]+ E (?:\w+: )?|.*(?=GGML_ASSERT))(.*)")
+LOG_ERROR = re.compile(r"(?m)^(?:[\d.]+ E (?:\w+: )?|.*(?=GGML_ASSERT))(.*\S.*)")
 # Keys that depend on the folder's name, the version or the tokenizer's proof.
 OTHER_KEYS = re.compile(r"general\.|tokenizer\.|llmcli\.|GGUF\.")
 
@@ -235,13 +235,13 @@ def build(case: families.Case, folder: Path, bpe: Path | None) -> None:
 
 
 def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) -> str:
-    """Convert a checkpoint of the case with its vision part, and return "written", "answers" if
-    llama-mtmd-cli generates with the files and an image, or why there is no result.
+    """Convert a checkpoint of the case with its vision or audio part, and return "written", "answers"
+    if llama-mtmd-cli generates with the files and an image or a sound, or why there is no result.
     """
     if reason := family_vision.reason_against(case):
         return reason
-    folder, model, mmproj, image = (
-        work / name for name in ("Vision", "Vision-Q8_0.gguf", "mmproj-Vision.gguf", "image.png")
+    folder, model, mmproj, medium = (
+        work / name for name in ("Vision", "Vision-Q8_0.gguf", "mmproj-Vision.gguf", "medium")
     )
     try:
         build(family_vision.change_case(case), folder, args.bpe)
@@ -258,9 +258,10 @@ def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) ->
         return "fails: a file is missing"
     if args.llama_mtmd_cli is None:
         return "written"
-    image.write_bytes(family_vision.encode_png())
+    option, content = family_vision.input_of(case)
+    medium.write_bytes(content)
     done = run(
-        args.llama_mtmd_cli, "-m", model, "--mmproj", mmproj, "--image", image, "-p", "what",
+        args.llama_mtmd_cli, "-m", model, "--mmproj", mmproj, option, medium, "-p", "what",
         "-n", "4", "-t", "1", "-c", "1024", "--no-warmup", "--chat-template", "chatml",
     )  # fmt: skip
     if done.returncode == 0:
@@ -454,7 +455,7 @@ def first_line(error: BaseException) -> str:
 def find_error(log: str) -> str:
     """Return the first error in the log of a program of llama.cpp, or the last line."""
     error = LOG_ERROR.search(log)
-    return error[1][:160] if error else last_line(log)
+    return error[1].strip()[:160] if error else last_line(log)
 
 
 def last_line(text: str) -> str:

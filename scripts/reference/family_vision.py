@@ -1,14 +1,17 @@
-"""Shared: tiny random checkpoints with a vision part, as llama.cpp's converter and llama-mtmd-cli take
-them; used by families.py.
+"""Shared: tiny random checkpoints with a vision or audio part, as llama.cpp's converter and
+llama-mtmd-cli take them; used by families.py.
 """
 
+import io
 import json
 import struct
+import wave
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import transformers
 
 from tests.quant import families
@@ -50,7 +53,7 @@ CLASSES = {
     "Glm4vForConditionalGeneration": Vision(tokens=("<|user|>",)),
     "GlmOcrForConditionalGeneration": Vision(tokens=("<|user|>",)),
     "Exaone4_5_ForConditionalGeneration": Vision(
-        {"vision_config": {"depth": 3, "fullatt_block_indexes": [2]}}
+        {"vision_config": {"depth": 3, "fullatt_block_indexes": [2]}}, PIXELS
     ),
     "HunYuanVLForConditionalGeneration": Vision(THREE, PIXELS),
     "Lfm2VlForConditionalGeneration": Vision(
@@ -63,6 +66,12 @@ CLASSES = {
     ),
     "LlavaForConditionalGeneration": IMAGE_BREAKS,
     "Mistral3ForConditionalGeneration": IMAGE_BREAKS,
+    # The last layer sees the whole image, the others a window.
+    "MuseGlimmerForConditionalGeneration": Vision({"vision_config": {"num_hidden_layers": 2}}),
+    "PaddleOCRVLForConditionalGeneration": Vision(
+        {"vision_config": {"num_hidden_layers": 3, "architectures": ["PaddleOCRVisionModel"]}},
+        PIXELS,
+    ),
     "Qwen2AudioForConditionalGeneration": Vision({"audio_config": {"encoder_layers": 3}}),
     "Qwen2VLForConditionalGeneration": Vision({"vision_config": {"depth": 3}}),
     "Qwen2VLModel": Vision({"vision_config": {"depth": 3}}),
@@ -128,6 +137,24 @@ def add_tokens(folder: Path, tokens: tuple[str, ...]) -> None:
     for number, token in enumerate((token for token in tokens if token not in present), first):
         added.append(added[-1] | {"id": number, "content": token})
     file.write_text(json.dumps(document))
+
+
+def input_of(case: families.Case) -> tuple[str, bytes]:
+    """Return the option of llama-mtmd-cli for what the class of a case takes, and a file for it."""
+    parts = getattr(transformers, case.hf).config_class.sub_configs
+    return ("--image", encode_png()) if "vision_config" in parts else ("--audio", encode_wav())
+
+
+def encode_wav(seconds: float = 1.0, rate: int = 16000) -> bytes:
+    """Return a WAV file with a tone of 440 Hz."""
+    samples = np.sin(2 * np.pi * 440 / rate * np.arange(int(seconds * rate)))
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes((samples * 20000).astype("<i2").tobytes())
+    return file.getvalue()
 
 
 def encode_png(side: int = SIDE) -> bytes:

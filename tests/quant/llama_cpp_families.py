@@ -4,13 +4,12 @@ does.
 
 from typing import Any
 
-from torch import nn
-
 from tests.quant.families import TINY, Case
 from tests.quant.families.bert import ENCODER, reranker
 from tests.quant.families.exaone4 import GLOBAL as EXAONE
 from tests.quant.families.gemma3 import SMALL as GEMMA3
 from tests.quant.families.gemma4 import SMALL as GEMMA4
+from tests.quant.families.gemma4 import set_layers
 from tests.quant.families.glm4_moe import SECTIONS
 from tests.quant.families.lfm2 import SMALL as LFM2
 from tests.quant.families.qwen2vl import ROPE as QWEN2VL_ROPE
@@ -55,8 +54,6 @@ KIMI_LINEAR = {
     # transformers saves dense layers with names that it does not know.
     "mlp_layer_types": ["sparse", "sparse"],
 }
-# A third of a head is rotary.
-MIMO = EXPERTS | WINDOW | {"head_dim": 96, "v_head_dim": 64, "n_routed_experts": 4}
 QWEN4 = {
     **EXPERTS,
     **LINEAR,
@@ -137,6 +134,7 @@ SIGLIP = {
 GEMMA4_UNIFIED = {key: value for key, value in GEMMA4.items() if "per_layer" not in key} | {
     "pad_token_id": 0,
     "moe_intermediate_size": None,
+    "final_logit_softcapping": 30.0,  # which llama.cpp assumes
 }
 PIXTRAL = SIGLIP | {"model_type": "pixtral", "head_dim": 16}
 HUNYUAN_VISION = SIGLIP | {
@@ -147,28 +145,9 @@ HUNYUAN_VISION = SIGLIP | {
     "max_image_size": 64,
     "min_image_size": 32,
 }
-MINIMAX3 = {
-    "intermediate_size": 128,
-    "dense_intermediate_size": 256,
-    "shared_intermediate_size": 128,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "rotary_dim": 32,
-    "index_n_heads": 4,
-    "index_head_dim": 64,
-    "index_block_size": 64,
-    "index_topk_blocks": 8,
-}
-MINIMAX3_VISION = {
-    "hidden_size": 160,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 56,
-}
 AUDIO = {
     "hidden_size": 32,
-    "intermediate_size": 32,
+    "intermediate_size": 128,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
 }
@@ -219,13 +198,6 @@ SENTENCEPIECE = {"gemma", "jamba", "llama4", "minicpm3", "paddleocr", "gemma4, u
 }
 
 
-def keep_signs(model: nn.Module) -> None:
-    """Give the matrices of layers two values, as those of ternary models, which the converter rounds."""
-    for name, value in model.named_parameters():
-        if "_proj." in name:
-            value.copy_(value.sign() * 0.06)
-
-
 def list_linear_layers(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of Kimi Linear with the settings of linear layers as released."""
     kinds = config.pop("layer_types")
@@ -253,44 +225,9 @@ def name_full_layers(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def name_index_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of MiniMax M3 with the settings of its indexer and experts as released."""
-    text = config["text_config"]
-    text |= {
-        "n_shared_experts": 1,
-        "moe_layer_freq": [int(kind == "sparse") for kind in text["mlp_layer_types"]],
-        "sparse_attention_config": {
-            "sparse_num_index_heads": text["index_n_heads"],
-            "sparse_index_dim": text["index_head_dim"],
-            "sparse_topk_blocks": text["index_topk_blocks"],
-            "sparse_block_size": text["index_block_size"],
-            "sparse_local_block": text["index_local_blocks"],
-        },
-    }
-    return config
-
-
 def with_parts(text: dict[str, Any], **parts: Any) -> dict[str, Any]:
     """Return the settings of a model with a language part and others."""
     return {"head_dim": None, "text_config": text, **parts}
-
-
-def name_window_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of MiMo V2 with the settings of layers with a window as released."""
-    rope = config.pop("rope_parameters")
-    return config | {
-        "rope_theta": rope["full_attention"]["rope_theta"],
-        "swa_rope_theta": rope["sliding_attention"]["rope_theta"],
-        "partial_rotary_factor": rope["full_attention"]["partial_rotary_factor"],
-        "swa_head_dim": config["head_dim"],
-        "swa_v_head_dim": config["v_head_dim"],
-        "swa_num_attention_heads": config["num_attention_heads"],
-        "swa_num_key_value_heads": config["num_key_value_heads"],
-        "hybrid_layer_pattern": [
-            int(kind == "sliding_attention") for kind in config["layer_types"]
-        ],
-        "topk_method": "noaux_tc",
-    }
 
 
 CASES = [
@@ -301,7 +238,6 @@ CASES = [
     Case("falcon-mamba", "FalconMambaForCausalLM", {"tie_word_embeddings": True}),
     Case("bamba", "BambaForCausalLM", GROUPED | {"attn_layer_indices": [1], "mamba_n_heads": 8}),
     Case("starcoder", "GPTBigCodeForCausalLM", GPT2),
-    Case("bitnet", "BitNetForCausalLM", GROUPED | {"tie_word_embeddings": True}, change=keep_signs),
     Case(
         "dbrx",
         "DbrxForCausalLM",
@@ -321,7 +257,6 @@ CASES = [
     Case("hunyuan v3", "HYV3ForCausalLM", EXPERTS),
     Case("laguna", "LagunaForCausalLM", EXPERTS),
     Case("mellum", "MellumForCausalLM", EXPERTS | WINDOW | {"rope_parameters": ONE_ROPE}),
-    Case("mimo2", "MiMoV2FlashForCausalLM", MIMO, config=name_window_settings),
     Case("minicpm3", "MiniCPM3ForCausalLM", LATENT | {"v_head_dim": 32}),
     Case("youtu", "YoutuForCausalLM", LATENT | {"v_head_dim": 64}),
     Case(
@@ -355,7 +290,12 @@ CASES = [
     Case(
         "muse-glimmer",
         "MuseGlimmerForConditionalGeneration",
-        {"text_config": TINY | WINDOW, "vision_config": MUSE_VISION},
+        with_parts(
+            TINY | WINDOW,
+            vision_config=MUSE_VISION,
+            out_hidden_size=128,
+            projector_hidden_size=64,
+        ),
     ),
     Case("bloom, without a head", "BloomModel", BLOOM | TIED),
     Case("llama, without a head", "LlamaModel", TIED),
@@ -424,27 +364,9 @@ CASES = [
         with_parts(TINY | {"rope_parameters": XDROPE}, vision_config=HUNYUAN_VISION),
     ),
     Case(
-        "minicpm-v 4.6",
-        "MiniCPMV4_6ForConditionalGeneration",
-        with_parts(
-            # llama.cpp's converter wants a layer that predicts, and leaves it out.
-            TINY | LINEAR | {"rope_parameters": QWEN35_ROPE, "mtp_num_hidden_layers": 1},
-            vision_config=SIGLIP | {"num_hidden_layers": 2, "insert_layer_id": 0},
-        ),
-        norm=0.0,
-        change=keep_inner_norms,
-    ),
-    Case(
         "llava",
         "LlavaForConditionalGeneration",
         with_parts(TINY | {"model_type": "llama"}, vision_config=PIXTRAL),
-    ),
-    Case(
-        "minimax m3",
-        "MiniMaxM3SparseForConditionalGeneration",
-        with_parts(TINY | MINIMAX3, vision_config=MINIMAX3_VISION),
-        norm=0.0,
-        config=name_index_settings,
     ),
     Case(
         "qwen4exp, multimodal",
@@ -459,8 +381,11 @@ CASES = [
         "Gemma4UnifiedForConditionalGeneration",
         with_parts(
             TINY | GEMMA4_UNIFIED,
-            vision_config={"mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 256},
+            vision_config={"mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32},
+            audio_config={},
+            **TIED,
         ),
+        change=set_layers,
     ),
     Case(
         "qwen3-asr",
@@ -497,9 +422,33 @@ CASES = [
     Case("mt5", "MT5ForConditionalGeneration", T5 | T5_GATED, scale=0.03),
     Case("umt5", "UMT5ForConditionalGeneration", T5 | T5_GATED, scale=0.03),
     Case("t5, encoder", "T5EncoderModel", T5 | T5_GATED, scale=0.03, output="vectors"),
-    Case(
-        "chameleon",
-        "ChameleonForConditionalGeneration",
-        {"head_dim": None, "vq_config": VQ, "vocabulary_map": {"<image>": 500, "IMGIMGAZ": 501}},
-    ),
 ]
+
+# Why there is no case of a class that llama.cpp's converter knows
+SETTINGS = "llama.cpp's converter does not find its settings in the config.json of transformers 5"
+NAMES = "llama.cpp's converter does not know the names of its tensors"
+DRAFTS = "drafts for another model, from whose vectors it computes"
+NO_CASE = "no small checkpoint yet"
+NOT_COMPARED = {
+    "BitNetForCausalLM": NAMES,
+    "KimiLinearModel": NAMES,
+    "MiMoV2FlashForCausalLM": SETTINGS,
+    "MiniMaxM3SparseForConditionalGeneration": SETTINGS,
+    "MiniCPMV4_6ForConditionalGeneration": (
+        "llama.cpp's converter asks for a layer that predicts, and leaves it out"
+    ),
+    "ChameleonForConditionalGeneration": (
+        "llama.cpp masks fixed numbers of tokens, which a small vocabulary has not"
+    ),
+    "Gemma4AssistantForCausalLM": DRAFTS,
+    "Gemma4UnifiedAssistantForCausalLM": DRAFTS,
+    "MuseGlimmerAssistantModel": DRAFTS,
+    "PocketTTSModel": "writes sound",
+    "UMT5Model": "an encoder and a decoder without a head",
+    "DeepseekV4ForCausalLM": NO_CASE,
+    "Dots3NoteForCausalLM": NO_CASE,
+    "Dots3NoteForConditionalGeneration": NO_CASE,
+    "Glm5NextForConditionalGeneration": NO_CASE,
+    "Qwen3OmniMoeForConditionalGeneration": NO_CASE,
+    "Step3p7ForConditionalGeneration": NO_CASE,
+}
