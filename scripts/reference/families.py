@@ -54,18 +54,18 @@ This page is for people who want to know whether their model is converted correc
 Each row is a tiny random checkpoint of a class of transformers, converted to F32. Its file was run by llama.cpp on 320
 tokens, and its outputs (logits, vectors of tokens, or scores) were compared with those of transformers:
 
-<!-- parsed: takes half an hour -->
+<!-- parsed: takes an hour -->
 ```console
-$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --llama-cli PROGRAM --llama-mtmd-cli PROGRAM --json native.json
-$ .venv/bin/python scripts/reference/families.py --page native.json
+$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --bpe TOKENIZER --llama-cli PROGRAM --llama-mtmd-cli PROGRAM --json rows.json
+$ .venv/bin/python scripts/reference/families.py --page rows.json --upstream LLAMA_CPP
 ```
 
 - **Converter**: llmcli itself (native), or llama.cpp's own converter.
-- **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same. Bamba and Laguna come out differently through llama.cpp's converter.
+- **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same.
 - **Tokenizer**: whether llama.cpp gives the same ids for more than 1,000 strings as the checkpoint's own tokenizer.
 - **MTP**: layers that predict further tokens, which the file has.
 - **mmproj**: a class with a vision or audio part was also converted with `--mmproj` to Q8_0. "Answers" means that
-  `llama-mtmd-cli` answered a question about an image or a sound with both files, and "written" that it was not run.
+  `llama-mtmd-cli` answered a question about an image or a sound with both files.
 - **Q4_K_M in llama-cli**: whether llama.cpp's own llama-cli writes tokens with the file in Q4_K_M. Encoders write none.
 - **Differences**: metadata and tensors that differ from the file of llama.cpp's converter. llmcli also writes values that
   llama.cpp assumes when they are missing, such as `vocab_size` and `expert_gating_func`.
@@ -97,6 +97,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 # An error in the log of a program of llama.cpp, without its time, or a failed assertion
 LOG_ERROR = re.compile(r"(?m)^(?:[\d.]+ E (?:\w+: )?|.*(?=GGML_ASSERT))(.*\S.*)")
+FOLDER = re.compile(r"[^\s']*families-[^\s/]*/")  # of a case
 # Keys that depend on the folder's name, the version or the tokenizer's proof.
 OTHER_KEYS = re.compile(r"general\.|tokenizer\.|llmcli\.|GGUF\.")
 
@@ -411,13 +412,18 @@ def format_page(rows: Sequence[Row], reasons: Mapping[str, str]) -> str:
             row.mmproj,
             row.llama_cli,
         )
-        table.append(f"| {' | '.join(fields)} | {shorten_differences(row.upstream)} |")
+        cells = [FOLDER.sub("", field).replace("|", r"\|") for field in fields]
+        table.append(f"| {' | '.join(cells)} | {shorten_differences(row.upstream)} |")
     exact = [row for row in rows if row.nmse < 1e-6]
     native = sum(row.converter == "native" for row in exact)
     summary = (
         f"{len(rows)} classes are compared. {len(exact)} of them have an error below 1e-6, "
-        f"{native} of these natively.\n\n"
+        f"{native} of these natively. The others:\n\n"
     )
+    for row in rows:
+        if row not in exact:
+            summary += f"- {row.hf}: {llama_cpp_families.DIFFERENT[row.hf]}.\n"
+    summary += "\n"
     return PAGE_START + summary + "\n".join(table) + "\n" + format_reasons(reasons)
 
 
