@@ -459,9 +459,9 @@ def first_line(error: BaseException) -> str:
 
 
 def find_error(log: str) -> str:
-    """Return the first error in the log of a program of llama.cpp, or the last line."""
+    """Return the first error in the log of a program of llama.cpp."""
     error = LOG_ERROR.search(log)
-    return error[1].strip()[:160] if error else last_line(log)
+    return error[1].strip()[:160] if error else "no message"
 
 
 def last_line(text: str) -> str:
