@@ -17,6 +17,8 @@ OTHER_PART_NAMES = re.compile(
     r"|multi_modal_projector|multimodal_projector|embed_vision\.|embed_audio\.|speech_"
     r"|connector\.|mlp1\.)"
 )
+# Those of parts beside a "language_model."; encoders have such names, too.
+NEIGHBOR_NAMES = re.compile(r"(?:encoder|projector)\.")
 LANGUAGE_PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
@@ -38,12 +40,13 @@ def extract_language_part(folder: Path, stored: Mapping[str, LazyTensor]) -> Lan
 
     Raises UserError if two tensors would get the same name.
     """
-    if not any(OTHER_PART_NAMES.match(name) or "language_model." in name for name in stored):
+    has_prefix = any("language_model." in name for name in stored)
+    if not has_prefix and not any(OTHER_PART_NAMES.match(name) for name in stored):
         return LanguagePart(dict(stored), ())
     tensors: dict[str, LazyTensor] = {}
     omitted: list[str] = []
     for name, tensor in stored.items():
-        if OTHER_PART_NAMES.match(name):
+        if OTHER_PART_NAMES.match(name) or (has_prefix and NEIGHBOR_NAMES.match(name)):
             omitted.append(name)
             continue
         inner = _text_model_name(name)

@@ -4,16 +4,18 @@ llama.cpp's own converter.
 
 usage: .venv/bin/python scripts/reference/families.py [--only REGEX] [--bpe FOLDER] [--llama-cli PATH]
        [--llama-mtmd-cli PATH] [--upstream FOLDER] [--json FILE]
-       .venv/bin/python scripts/reference/families.py --page FILE.json ...
+       .venv/bin/python scripts/reference/families.py --page FILE.json ... --upstream FOLDER
 
 Each row is a family: the converter (native, or llama.cpp), the normalized mean squared error of the
 F32 file's logits against transformers, how many known differences its tokenizer has, whether it
 has prediction layers (MTP), what a Q4_K_M file answers in llama-cli, what becomes of its vision part,
 and, for native families, how the metadata and tensors differ from those of llama.cpp's converter.
 
---bpe names a folder with a byte-level tokenizer, which some of llama.cpp's conversions need.
+--bpe names a folder with a byte-level tokenizer, which some of llama.cpp's conversions need. Those
+of the Qwen2 classes need a tokenizer of Qwen.
 --upstream names a source tree of llama.cpp, whose converter writes the files to compare with.
---page writes the rows of earlier runs to docs/families.md.
+--page writes the rows of earlier runs to docs/families.md, of each class the last one, and the
+classes of language models that the converter of --upstream knows and that are not compared.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 import transformers
 
+from llmcli.model_loader.llama_converter import converter_classes
 from quant.convert.archs import ARCHS
 from quant.model_file import read_header
 from quant.model_file.model_header import ModelHeader
@@ -50,24 +53,33 @@ This page is for people who want to know whether their model is converted correc
 Each row is a tiny random checkpoint of a class of transformers, converted to F32. Its file was run by llama.cpp on 320
 tokens, and its outputs (logits, vectors of tokens, or scores) were compared with those of transformers:
 
-<!-- parsed: takes half an hour -->
+<!-- parsed: takes an hour -->
 ```console
-$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --llama-cli PROGRAM --llama-mtmd-cli PROGRAM --json native.json
-$ .venv/bin/python scripts/reference/families.py --page native.json
+$ .venv/bin/python scripts/reference/families.py --upstream LLAMA_CPP --bpe TOKENIZER --llama-cli PROGRAM --llama-mtmd-cli PROGRAM --json rows.json
+$ .venv/bin/python scripts/reference/families.py --page rows.json --upstream LLAMA_CPP
 ```
 
 - **Converter**: llmcli itself (native), or llama.cpp's own converter.
-- **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same. Bamba and Laguna come out differently through llama.cpp's converter.
+- **Error**: the squared error of the outputs, divided by the sum of their squares. Below 1e-6, the model is the same.
 - **Tokenizer**: whether llama.cpp gives the same ids for more than 1,000 strings as the checkpoint's own tokenizer.
 - **MTP**: layers that predict further tokens, which the file has.
 - **mmproj**: a class with a vision or audio part was also converted with `--mmproj` to Q8_0. "Answers" means that
-  `llama-mtmd-cli` answered a question about an image with both files, and "written" that it was not run.
+  `llama-mtmd-cli` answered a question about an image or a sound with both files.
 - **Q4_K_M in llama-cli**: whether llama.cpp's own llama-cli writes tokens with the file in Q4_K_M. Encoders write none.
 - **Differences**: metadata and tensors that differ from the file of llama.cpp's converter. llmcli also writes values that
   llama.cpp assumes when they are missing, such as `vocab_size` and `expert_gating_func`.
   "Fails" means that llama.cpp's converter does not convert this checkpoint or its small tokenizer.
 
 """
+NOT_COMPARED_START = """
+## Not compared
+
+llama.cpp's converter knows {} more classes of language models.
+
+| Reason | Classes |
+|---|---|
+"""
+ABSENT = "transformers has no such class"
 LLMCLI = (sys.executable, "-m", "llmcli.app")
 TIMEOUT_SECONDS = 600
 # What transformers and llama-cpp-python raise for settings that do not fit together.
@@ -82,8 +94,9 @@ TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-# An error in the log of llama-mtmd-cli, without its time, or a failed assertion
-MTMD_ERROR = re.compile(r"(?m)^(?:[\d.]+ E (?:\w+: )?|.*(?=GGML_ASSERT))(.*)")
+# An error in the log of a program of llama.cpp, without its time, or a failed assertion
+LOG_ERROR = re.compile(r"(?m)^(?:[\d.]+ E (?:\w+: )?|.*(?=GGML_ASSERT))(.*\S.*)")
+FOLDER = re.compile(r"[^\s']*families-[^\s/]*/")  # of a case
 # Keys that depend on the folder's name, the version or the tokenizer's proof.
 OTHER_KEYS = re.compile(r"general\.|tokenizer\.|llmcli\.|GGUF\.")
 
@@ -119,8 +132,10 @@ def main() -> None:
     parser.add_argument("--page", type=Path, nargs="+")
     args = parser.parse_args()
     if args.page:
-        rows = [Row(**row) for file in args.page for row in json.loads(file.read_text())]
-        PAGE.write_text(format_page(rows))
+        if args.upstream is None:
+            parser.error("--page needs --upstream")
+        rows = read_rows(args.page)
+        PAGE.write_text(format_page(rows, reasons_against(rows, args.upstream)))
         return
     transformers.utils.logging.set_verbosity_error()
     rows = []
@@ -144,6 +159,30 @@ def selected_cases(only: str) -> Sequence[families.Case]:
     for case in [*families.cases(), *llama_cpp_families.CASES]:
         first.setdefault(case.hf, case)
     return [case for case in first.values() if re.search(only, f"{case.name} {case.hf}")]
+
+
+def read_rows(files: Sequence[Path]) -> list[Row]:
+    """Return the compared rows of earlier runs: of each class that has a case, the last row."""
+    last = {row["hf"]: Row(**row) for file in files for row in json.loads(file.read_text())}
+    names = {case.hf for case in selected_cases("")}
+    return [row for hf, row in last.items() if hf in names and isinstance(row.nmse, float)]
+
+
+def reasons_against(rows: Sequence[Row], upstream: Path) -> dict[str, str]:
+    """Return why a class has no row, for each class of language models in llama.cpp's converter.
+
+    Raises LookupError for a class without a reason, or for one with a row and a reason.
+    """
+    classes = converter_classes.read_classes(upstream)
+    if classes is None:
+        raise LookupError(f"{upstream} has no table of classes")
+    compared = {row.hf for row in rows}
+    known = llama_cpp_families.NOT_COMPARED
+    missing = {name: ABSENT for name in classes.text if not hasattr(transformers, name)}
+    reasons = {name: reason for name, reason in (missing | known).items() if name not in compared}
+    if wrong := {*known} & compared | {*classes.text} - compared - {*reasons}:
+        raise LookupError(f"a row or a reason, not both: {', '.join(sorted(wrong))}")
+    return reasons
 
 
 def measure(case: families.Case, work: Path, args: argparse.Namespace) -> Row:
@@ -192,16 +231,17 @@ def build(case: families.Case, folder: Path, bpe: Path | None) -> None:
     families.build(case, folder)
     if bpe:
         use_tokenizer(bpe, folder)
+        family_vision.add_tokens(folder, family_vision.vision_of(case).tokens)
 
 
 def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) -> str:
-    """Convert a checkpoint of the case with its vision part, and return "written", "answers" if
-    llama-mtmd-cli generates with the files and an image, or why there is no result.
+    """Convert a checkpoint of the case with its vision or audio part, and return "written", "answers"
+    if llama-mtmd-cli generates with the files and an image or a sound, or why there is no result.
     """
     if reason := family_vision.reason_against(case):
         return reason
-    folder, model, mmproj, image = (
-        work / name for name in ("Vision", "Vision-Q8_0.gguf", "mmproj-Vision.gguf", "image.png")
+    folder, model, mmproj, medium = (
+        work / name for name in ("Vision", "Vision-Q8_0.gguf", "mmproj-Vision.gguf", "medium")
     )
     try:
         build(family_vision.change_case(case), folder, args.bpe)
@@ -218,15 +258,15 @@ def convert_vision(case: families.Case, work: Path, args: argparse.Namespace) ->
         return "fails: a file is missing"
     if args.llama_mtmd_cli is None:
         return "written"
-    image.write_bytes(family_vision.encode_png())
+    option, content = family_vision.input_of(case)
+    medium.write_bytes(content)
     done = run(
-        args.llama_mtmd_cli, "-m", model, "--mmproj", mmproj, "--image", image, "-p", "what",
+        args.llama_mtmd_cli, "-m", model, "--mmproj", mmproj, option, medium, "-p", "what",
         "-n", "4", "-t", "1", "-c", "1024", "--no-warmup", "--chat-template", "chatml",
     )  # fmt: skip
     if done.returncode == 0:
         return "answers"
-    error = MTMD_ERROR.search(done.stderr)
-    return f"llama-mtmd-cli fails: {error[1][:160] if error else 'no message'}"
+    return f"llama-mtmd-cli fails: {find_error(done.stderr)}"
 
 
 def describe_tokenizer(header: ModelHeader) -> str:
@@ -264,7 +304,7 @@ def answer(floats: Path, out: Path, llama_cli: Path | None) -> str:
         llama_cli, "-m", out, "-p", "once", "-n", "8", "-t", "1", "-c", "256", "-st",
         "--no-warmup", "--jinja",
     )  # fmt: skip
-    return "answers" if done.returncode == 0 else f"fails: {last_line(done.stderr)}"
+    return "answers" if done.returncode == 0 else f"fails: {find_error(done.stderr)}"
 
 
 def compare_upstream(header: ModelHeader, folder: Path, out: Path, upstream: Path) -> str:
@@ -341,16 +381,14 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def format_page(rows: Sequence[Row]) -> str:
-    """Return the page with the table of all rows."""
+def format_page(rows: Sequence[Row], reasons: Mapping[str, str]) -> str:
+    """Return the page with the table of all rows, and that of the reasons against other classes."""
     table = [
         "| Class | Architecture | Converter | Error | Tokenizer | MTP | mmproj | Q4_K_M in llama-cli "
         "| Differences |",
         "|---|---|---|--:|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (row.converter != "native", row.hf.lower())):
-        if not isinstance(row.nmse, float):
-            continue
         fields = (
             row.hf,
             row.architecture,
@@ -361,11 +399,31 @@ def format_page(rows: Sequence[Row]) -> str:
             row.mmproj,
             row.llama_cli,
         )
-        table.append(f"| {' | '.join(fields)} | {shorten_differences(row.upstream)} |")
-    exact = [row for row in rows if isinstance(row.nmse, float) and row.nmse < 1e-6]
+        cells = [FOLDER.sub("", field).replace("|", r"\|") for field in fields]
+        table.append(f"| {' | '.join(cells)} | {shorten_differences(row.upstream)} |")
+    exact = [row for row in rows if row.nmse < 1e-6]
     native = sum(row.converter == "native" for row in exact)
-    summary = f"{len(exact)} of them have an error below 1e-6, {native} of these natively.\n\n"
-    return PAGE_START + summary + "\n".join(table) + "\n"
+    summary = (
+        f"{len(rows)} classes are compared. {len(exact)} of them have an error below 1e-6, "
+        f"{native} of these natively. The others:\n\n"
+    )
+    for row in rows:
+        if row not in exact:
+            summary += f"- {row.hf}: {llama_cpp_families.DIFFERENT[row.hf]}.\n"
+    summary += "\n"
+    return PAGE_START + summary + "\n".join(table) + "\n" + format_reasons(reasons)
+
+
+def format_reasons(reasons: Mapping[str, str]) -> str:
+    """Return the table of classes that are not compared, with one row for each reason."""
+    classes: dict[str, list[str]] = {}
+    for name, reason in sorted(reasons.items(), key=lambda pair: pair[0].lower()):
+        classes.setdefault(reason, []).append(name)
+    table = [
+        f"| {reason} | {', '.join(names)} |"
+        for reason, names in sorted(classes.items(), key=lambda pair: len(pair[1]))
+    ]
+    return NOT_COMPARED_START.format(len(reasons)) + "\n".join(table) + "\n"
 
 
 def shorten_differences(text: str) -> str:
@@ -385,6 +443,12 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, with its class."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:100]}"
+
+
+def find_error(log: str) -> str:
+    """Return the first error in the log of a program of llama.cpp."""
+    error = LOG_ERROR.search(log)
+    return error[1].strip()[:160] if error else "no message"
 
 
 def last_line(text: str) -> str:

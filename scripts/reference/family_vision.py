@@ -1,20 +1,22 @@
-"""Shared: tiny random checkpoints with a vision part, as llama.cpp's converter and llama-mtmd-cli take
-them; used by families.py.
+"""Shared: tiny random checkpoints with a vision or audio part, as llama.cpp's converter and
+llama-mtmd-cli take them; used by families.py.
 """
 
+import io
 import json
 import struct
+import wave
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import transformers
-from safetensors.torch import load_file, save_file
 
 from tests.quant import families
 
-PARTS = ("vision_config", "audio_config")
+PARTS = ("vision_config", "audio_config", "encoder_config")
 SIDE = 64  # of the image, in pixels
 # What the converter reads of every preprocessor_config.json
 PREPROCESSOR = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
@@ -25,8 +27,7 @@ class Vision:
     """What a class needs besides the settings of its case.
 
     `settings` are merged into those of the case, and `preprocessor` into PREPROCESSOR. `tokens` are
-    added to the tokenizer. `names` replaces starts of tensors' names by those of released
-    checkpoints. `reason` says why there is no checkpoint.
+    added to the tokenizer. `names` is that of Case. `reason` says why there is no checkpoint.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -37,28 +38,45 @@ class Vision:
 
 
 # The converter knows the second matrix of a projector, number 2, only if there are three blocks.
+PIXELS = {"min_pixels": 1024, "max_pixels": 4096}
 THREE = {"vision_config": {"num_hidden_layers": 3}}
+THREE_AUDIO = Vision({"audio_config": {"num_hidden_layers": 3}})
+IMAGE_BREAKS = Vision(THREE | {"text_config": {"vocab_size": 513}}, tokens=("[IMG_BREAK]",))
 CLASSES = {
     # Each side has two patches, which are not merged.
     "Gemma3ForConditionalGeneration": Vision(
         preprocessor={"image_seq_length": 4},
-        names={"vision_tower.": "vision_tower.vision_model."},
+        names={"^vision_tower.": "vision_tower.vision_model."},
     ),
     "Gemma3nForConditionalGeneration": Vision(reason="transformers needs timm to build it"),
     # The converter looks for this token.
     "Glm4vForConditionalGeneration": Vision(tokens=("<|user|>",)),
+    "GlmOcrForConditionalGeneration": Vision(tokens=("<|user|>",)),
+    "Exaone4_5_ForConditionalGeneration": Vision(
+        {"vision_config": {"depth": 3, "fullatt_block_indexes": [2]}}, PIXELS
+    ),
+    "HunYuanVLForConditionalGeneration": Vision(THREE, PIXELS),
     "Lfm2VlForConditionalGeneration": Vision(
         {"vision_config": {"num_hidden_layers": 3, "vision_use_head": False}},
-        names={"model.vision_tower.": "model.vision_tower.vision_model."},
+        names={"^model.vision_tower.": "model.vision_tower.vision_model."},
     ),
     # The projector takes four patches of the width of a block.
     "Llama4ForConditionalGeneration": Vision(
         {"vision_config": {"num_hidden_layers": 3, "intermediate_size": 128}}
     ),
-    "Mistral3ForConditionalGeneration": Vision(
-        THREE | {"text_config": {"vocab_size": 513}}, tokens=("[IMG_BREAK]",)
+    "LlavaForConditionalGeneration": IMAGE_BREAKS,
+    "Mistral3ForConditionalGeneration": IMAGE_BREAKS,
+    # The last layer sees the whole image, the others a window.
+    "MuseGlimmerForConditionalGeneration": Vision({"vision_config": {"num_hidden_layers": 2}}),
+    "PaddleOCRVLForConditionalGeneration": Vision(
+        {"vision_config": {"num_hidden_layers": 3, "architectures": ["PaddleOCRVisionModel"]}},
+        PIXELS,
     ),
+    "Qwen2AudioForConditionalGeneration": Vision({"audio_config": {"encoder_layers": 3}}),
     "Qwen2VLForConditionalGeneration": Vision({"vision_config": {"depth": 3}}),
+    "Qwen2VLModel": Vision({"vision_config": {"depth": 3}}),
+    "VoxtralForConditionalGeneration": THREE_AUDIO,
+    "AudioFlamingo3ForConditionalGeneration": THREE_AUDIO,
     "Qwen2_5_VLForConditionalGeneration": Vision(
         {"vision_config": {"depth": 3, "fullatt_block_indexes": [2]}}
     ),
@@ -91,7 +109,7 @@ def complete_checkpoint(case: families.Case, folder: Path) -> None:
     """Change the files of a built checkpoint as its vision part needs it."""
     vision = vision_of(case)
     add_tokens(folder, vision.tokens)
-    rename_tensors(folder, vision.names)
+    families.rename_tensors(folder, vision.names)
     values = PREPROCESSOR | vision.preprocessor
     (folder / "preprocessor_config.json").write_text(json.dumps(values))
 
@@ -106,28 +124,37 @@ def merge(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_tokens(folder: Path, tokens: tuple[str, ...]) -> None:
-    """Add special tokens to the tokenizer of a checkpoint, with the ids after the last one."""
+    """Add special tokens to the tokenizer of a checkpoint, with the ids after the last one, unless it
+    has them.
+    """
     if not tokens:
         return
     file = folder / "tokenizer.json"
     document = json.loads(file.read_text())
     added = document["added_tokens"]
     first = 1 + max(*document["model"]["vocab"].values(), *(token["id"] for token in added))
-    for number, token in enumerate(tokens, first):
+    present = {token["content"] for token in added}
+    for number, token in enumerate((token for token in tokens if token not in present), first):
         added.append(added[-1] | {"id": number, "content": token})
     file.write_text(json.dumps(document))
 
 
-def rename_tensors(folder: Path, names: dict[str, str]) -> None:
-    """Replace the starts of tensors' names in a checkpoint."""
-    if not names:
-        return
-    file = folder / "model.safetensors"
-    tensors = {}
-    for name, tensor in load_file(file).items():
-        start = next((start for start in names if name.startswith(start)), "")
-        tensors[names.get(start, "") + name.removeprefix(start)] = tensor
-    save_file(tensors, file, metadata={"format": "pt"})
+def input_of(case: families.Case) -> tuple[str, bytes]:
+    """Return the option of llama-mtmd-cli for what the class of a case takes, and a file for it."""
+    parts = getattr(transformers, case.hf).config_class.sub_configs
+    return ("--image", encode_png()) if "vision_config" in parts else ("--audio", encode_wav())
+
+
+def encode_wav(seconds: float = 1.0, rate: int = 16000) -> bytes:
+    """Return a WAV file with a tone of 440 Hz."""
+    samples = np.sin(2 * np.pi * 440 / rate * np.arange(int(seconds * rate)))
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes((samples * 20000).astype("<i2").tobytes())
+    return file.getvalue()
 
 
 def encode_png(side: int = SIDE) -> bytes:

@@ -9,15 +9,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.atomic_files import sync_folder, write_error
 from llmcli.catalog import converter_source
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.llama_converter import converter_classes
+from llmcli.model_loader.llama_converter import converter_classes, missing_tensors
 from llmcli.model_loader.llama_converter.run_converter import (
     GGUF_HINT,
     ConverterRequest,
@@ -41,15 +42,13 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
+    from quant.native.ggml import F32
 
 MAX_CONFIG_BYTES = 1 << 20  # of a JSON file that is part of the fingerprint
 CHUNK_BYTES = 16 << 20  # of a tensor that are read at once
 # The bits of the exponent of each float type, and the size of a value: all set means NaN or
 # infinite.
 EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-# A tensor that llama.cpp needs to load a file with this projector. Its converter leaves the one of
-# "pixtral" out, as it is a row of a matrix of the language part.
-NEEDED_TENSORS = {"pixtral": "v.token_embd.img_break"}
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
 
@@ -69,7 +68,8 @@ class SideFile:
 @dataclass(frozen=True, slots=True)
 class _SideRequest:
     """What to write: the request to the converter, the output file, the type of its matrices, the
-    checkpoint's files that decide its bytes, and a check of its header.
+    checkpoint's files that decide its bytes, a check of its header, and a function of the header that
+    returns the tensors which the converter leaves out.
     """
 
     conversion: ConverterRequest
@@ -77,6 +77,7 @@ class _SideRequest:
     outtype: str
     files: tuple[Path, ...]
     check: "Callable[[ModelHeader], None]"
+    read_missing: "Callable[[ModelHeader], Mapping[str, F32]]" = lambda header: {}
 
 
 def check_mmproj(folder: Path, config: "Config", ui: "UI") -> None:
@@ -120,7 +121,14 @@ def write_mmproj(
         (str(folder), "--mmproj", "--outtype", "auto"),
     )
     files = tuple(sorted(folder.glob("*.safetensors"))) or tuple(sorted(folder.glob("*.bin")))
-    request = _SideRequest(conversion, out, "auto", files, _check_mmproj_header)
+    request = _SideRequest(
+        conversion,
+        out,
+        "auto",
+        files,
+        _check_mmproj_header,
+        partial(missing_tensors.read_missing_tensors, folder),
+    )
     converter = prepare_converter(config, ui)
     return _write(request, converter, config, ui, force=force, dry_run=dry_run)
 
@@ -216,7 +224,8 @@ def _write(
         {"converter": converter_source.released_version(config), "type": request.outtype}
     )
     source = _fingerprint(request.files)
-    if not force and (present := find_written(out, source, settings)):
+    present = None if force else find_written(out, source, settings)
+    if present and not request.read_missing(present):
         request.check(present)
         ui.note(f"{out} is up to date: nothing to do (--force makes it again)")
         return SideFile(out, out.stat().st_size, present, is_present=True)
@@ -227,7 +236,8 @@ def _write(
     with start_conversion(described, converter, config, ui) as conversion:
         header = read_header.read_header(conversion.header_file)
         request.check(header)
-        nbytes = conversion.nbytes
+        missing = request.read_missing(header)
+        nbytes = conversion.nbytes + sum(values.nbytes for values in missing.values())
         ui.note(
             f"llama.cpp's converter ({version}) converts {described.kind} of {described.name}: "
             f"{describe_cost(conversion)}"
@@ -235,6 +245,8 @@ def _write(
         if dry_run:
             return SideFile(out, nbytes, header, is_planned=True)
         conversion.finish(ui)
+        if missing:
+            missing_tensors.add_tensors(conversion.file, missing)
         header = read_header.read_header(conversion.file)
         request.check(header)
         _require_numbers(header)
@@ -259,22 +271,13 @@ def _fingerprint(files: Sequence[Path]) -> str:
 
 
 def _check_mmproj_header(header: "ModelHeader") -> None:
-    """Raise UserError unless a file is an mmproj file with a vision or audio encoder that llama.cpp
-    loads.
-    """
+    """Raise UserError unless a file is an mmproj file with a vision or audio encoder."""
     metadata = header.metadata
     encoders = [metadata.get(f"clip.has_{kind}_encoder") for kind in ("vision", "audio")]
     if header.architecture != "clip" or True not in encoders or not header.tensors:
         raise UserError(
             "llama.cpp's converter has written a file without a vision or audio encoder",
             hint="leave out --mmproj",
-        )
-    needed = NEEDED_TENSORS.get(str(metadata.get("clip.projector_type")))
-    if needed and needed not in {tensor.name for tensor in header.tensors}:
-        raise UserError(
-            f"llama.cpp's converter leaves out {needed}, without which llama.cpp does not load the "
-            "vision part",
-            hint="leave out --mmproj, and pull an mmproj file of this model instead",
         )
 
 

@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
 from llmcli.config import load_config
-from llmcli.model_loader.llama_converter import side_files
+from llmcli.model_loader.llama_converter import missing_tensors
 from quant.model_file import read_header
 from tests.fixtures import converter as stand_in
 from tests.quant import tiny_checkpoint
@@ -113,6 +114,41 @@ def test_a_model_without_a_vision_part_is_refused_first(
     assert not (converter / "calls").exists()
 
 
+def add_break_token(folder: Path, number: int, *, is_in_settings: bool) -> None:
+    """Give the token `number` of a checkpoint the text [IMG_BREAK], in one of two files."""
+    entry = {"content": "[IMG_BREAK]", "special": True}
+    if is_in_settings:
+        decoder = {str(number): entry}
+        tiny_checkpoint.edit(folder / "tokenizer_config.json", added_tokens_decoder=decoder)
+    else:
+        file = folder / "tokenizer.json"
+        document = json.loads(file.read_text())
+        document["added_tokens"].append(document["added_tokens"][0] | entry | {"id": number})
+        file.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("is_in_settings", [True, False])
+def test_the_row_of_a_token_that_the_converter_leaves_out_is_added(
+    llmcli: Any, folder: Path, converter: Path, is_in_settings: bool
+) -> None:
+    stand_in.write_mmproj(converter / "mmproj.gguf", 0.25, projector="pixtral")
+    add_break_token(folder, 300, is_in_settings=is_in_settings)
+    words = ("quantize", str(folder), "--q8_0", "--mmproj", "--accept-tokenizer-differences")
+    done = llmcli(*words)
+    assert done.code == 0, done.err
+    reader = gguf.GGUFReader(folder.with_name("mmproj-tiny.gguf"))
+    values = {tensor.name: tensor.data for tensor in reader.tensors}
+    weights = tiny_checkpoint.read(folder / "model.safetensors")
+    assert np.array_equal(values["v.patch_embd.weight"], np.full((4, 32), 0.25, np.float32))
+    assert np.array_equal(
+        values["v.token_embd.img_break"], weights["model.embed_tokens.weight"][300]
+    )
+    assert len(values) == 2
+    assert leftovers() == []
+    done = llmcli(*words)
+    assert "mmproj-tiny.gguf is up to date: nothing to do" in done.err
+
+
 def test_a_file_that_llama_cpp_would_not_load_is_refused(
     llmcli: Any, folder: Path, converter: Path
 ) -> None:
@@ -120,6 +156,7 @@ def test_a_file_that_llama_cpp_would_not_load_is_refused(
     done = llmcli("quantize", str(folder), "--q8_0", "--mmproj")
     assert done.code == 1
     assert "leaves out v.token_embd.img_break, without which" in done.err
+    assert f"{folder} has no embedding of [IMG_BREAK]" in done.err
     assert not folder.with_name("mmproj-tiny.gguf").exists()
     assert leftovers() == []
 
@@ -129,7 +166,7 @@ def test_a_finished_file_that_llama_cpp_would_not_load_is_refused(
 ) -> None:
     words = ("quantize", str(folder), "--q8_0", "--mmproj")
     assert llmcli(*words).code == 0
-    monkeypatch.setitem(side_files.NEEDED_TENSORS, "mlp", "v.missing")
+    monkeypatch.setitem(missing_tensors.NEEDED_TENSORS, "mlp", ("v.missing", "[MISSING]"))
     done = llmcli(*words)
     assert (done.code, "leaves out v.missing, without which" in done.err) == (1, True)
 

@@ -22,6 +22,8 @@ TOWERS = {
     "model.multi_modal_projector.mm_soft_emb_norm.weight": (4,),
     "image_newline": (4,),
     "model.vision_tower.norm.weight": (4,),
+    "encoder.layers.0.conv.norm.weight": (4,),
+    "projector.qformer.layernorm.weight": (4,),
 }
 
 

@@ -8,6 +8,7 @@ bias changes the logits. The 320 tokens make rotary settings and sliding windows
 import importlib
 import json
 import pkgutil
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class Case:
     "vectors" of the tokens (encoders) or "scores" of the text (rerankers). `original` saves the tensors as in the
     first checkpoints of the family (separate experts), otherwise as in transformers 5. `limit` is
     the largest allowed normalized mean squared error of the logits. `built` is the class that is
-    built instead of `hf`, if transformers cannot build that one without further libraries.
+    built instead of `hf`, if transformers cannot build that one without further libraries. `names`
+    replaces regular expressions in the names of saved tensors, as released checkpoints have them.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Case:
     limit: float = 1e-6
     built: str = ""
     output: str = "logits"
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def settings(case: Case) -> dict[str, Any]:
@@ -101,6 +104,7 @@ def build(case: Case, folder: Path) -> Path:
         if case.change:
             case.change(model)
     model.save_pretrained(folder, save_original_format=case.original)
+    rename_tensors(folder, case.names)
     copy_tokenizer(STORIES, folder)
     if case.config:
         values = json.loads((folder / "config.json").read_text())
@@ -125,6 +129,21 @@ def token_count(folder: Path) -> int:
     return max(ids) + 1
 
 
+def rename_tensors(folder: Path, names: dict[str, str]) -> None:
+    """Replace the first match of each regular expression in the tensors' names of a checkpoint."""
+    if not names:
+        return
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        for pattern, new in names.items():
+            name = re.sub(pattern, new, name, count=1)
+        tensors[name] = tensor
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def theirs(folder: Path, tokens: list[int] = TOKENS, output: str = "logits") -> np.ndarray:
     """Return the float32 logits of transformers, of shape [tokens, vocabulary]; for another
     `output` the vectors of an encoder [tokens, hidden] or the scores of a reranker [1, labels].
@@ -138,11 +157,20 @@ def theirs(folder: Path, tokens: list[int] = TOKENS, output: str = "logits") -> 
         "vectors": transformers.AutoModel,
         "scores": transformers.AutoModelForSequenceClassification,
     }[output]
-    if output == "logits" and type(config) not in auto_class._model_mapping:
-        auto_class = transformers.AutoModelForImageTextToText
+    for other in (
+        transformers.AutoModelForImageTextToText,
+        transformers.AutoModelForSeq2SeqLM,  # those with audio or an encoder
+    ):
+        if output == "logits" and type(config) not in auto_class._model_mapping:
+            auto_class = other
+    if config.architectures[0].endswith("EncoderModel"):  # a half of a model
+        auto_class = transformers.AutoModelForTextEncoding
     model = auto_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    inputs = {"input_ids": torch.tensor([tokens])}
+    if config.is_encoder_decoder and output == "logits":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
     with torch.no_grad():
-        result = model(torch.tensor([tokens]))
+        result = model(**inputs)
     if output == "scores":
         return result.logits.numpy()
     return (result.logits if output == "logits" else result.last_hidden_state)[0].numpy()
@@ -163,27 +191,28 @@ def ours(path: Path, tokens: list[int] = TOKENS, output: str = "logits") -> np.n
         embedding=output != "logits", pooling_type=pooling,
         yarn_attn_factor=-1.0, yarn_beta_fast=-1.0, yarn_beta_slow=-1.0,  # as the file says
     )  # fmt: skip
+    if output != "logits" or llama_cpp.llama_model_has_encoder(model.model):
+        model._batch.set_batch(tokens, n_past=0, logits_all=True)
+        assert llama_cpp.llama_encode(model.ctx, model._batch.batch) == 0
     if output == "logits":
         model.eval(tokens)
         scores = np.array(model.scores[: len(tokens)])
     else:
-        scores = _encode(model, tokens, output)
+        scores = _encoded(model, len(tokens), output)
     model.close()
     return scores
 
 
-def _encode(model: Any, tokens: list[int], output: str) -> np.ndarray:
-    """Return the vectors of all tokens, or the scores of the text."""
+def _encoded(model: Any, tokens: int, output: str) -> np.ndarray:
+    """Return the vectors of `tokens` encoded tokens, or the scores of their text."""
     import llama_cpp
 
-    model._batch.set_batch(tokens, n_past=0, logits_all=True)
-    assert llama_cpp.llama_encode(model.ctx, model._batch.batch) == 0
     if output == "scores":
         count = llama_cpp.llama_model_n_cls_out(model.model)
         values = llama_cpp.llama_get_embeddings_seq(model.ctx, 0)
         return np.array([values[:count]], np.float32)
     width = llama_cpp.llama_model_n_embd(model.model)
-    rows = [llama_cpp.llama_get_embeddings_ith(model.ctx, i)[:width] for i in range(len(tokens))]
+    rows = [llama_cpp.llama_get_embeddings_ith(model.ctx, i)[:width] for i in range(tokens)]
     return np.array(rows, np.float32)
 
 

@@ -51,7 +51,7 @@ def set_layers(model: Any) -> None:
     for number, layer in enumerate(text.layers):
         layer.layer_scalar.fill_(0.7 + 0.1 * number)
         layer.post_feedforward_layernorm.weight *= 0.05
-        if layer.hidden_size_per_layer_input:
+        if getattr(layer, "hidden_size_per_layer_input", 0):
             layer.post_per_layer_input_norm.weight *= 0.05
 
 
