@@ -68,6 +68,11 @@ class Reference:
         ):
             self.cells.append(Cell(position, token, {sequence}, self.pure(sequence, position)))
 
+    def append_tokens(self, sequence: int, start: int, tokens: list[int]) -> None:
+        """Add a cell for each of the tokens of a sequence from position `start` on."""
+        for position, token in enumerate(tokens, start):
+            self.cells.append(Cell(position, token, {sequence}, self.pure(sequence, position)))
+
     def trim(self, sequence: int, keep: int) -> None:
         """Remove a sequence's positions from `keep` on. Cells without an owner become free."""
         for cell in self.cells:

@@ -32,11 +32,14 @@ from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.rows.batch import BatchRows
+from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.ledger import Ledger
+from llmcli.runtime.requests.token_tree import TokenTree
 from scripts.fuzz import states
 from scripts.fuzz.cache_reference import Reference
 
 SEQUENCES, BATCH, UBATCH, CELLS = 4, 32, 8, 256
+BRANCHES = 4  # additional sequences for trees of guesses
 OPERATIONS_PER_TURN = 100
 MAX_LOGIT_DIFFERENCE = (
     1e-3  # between logits of one token in batches of different shapes, in float32
@@ -50,6 +53,7 @@ class MirroredContext:
 
     def __init__(self, context: Context, reference: Reference) -> None:
         self.context, self.reference = context, reference
+        self.branches: dict[int, list[int]] = {}  # tokens that a branch of a tree adds to its text
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
         self.n_swa, self.is_recurrent, self.has_complete_states = (
             context.n_swa,
@@ -76,6 +80,13 @@ class MirroredContext:
         self.reference.shift(sequence, start, end)
         self.context.shift(sequence, start, end, last)
 
+    def keep_branch(self, sequence: int, branch: int, start: int, end: int) -> None:
+        self.reference.append_tokens(sequence, start, self.branches[branch][: end - start])
+        self.context.keep_branch(sequence, branch, start, end)
+
+    def drop_branches(self) -> None:
+        self.context.drop_branches()
+
 
 class Fuzz:
     """The state of one run, and its operations.
@@ -90,7 +101,8 @@ class Fuzz:
         self.reference = Reference(context.n_ctx if context.unified else CELLS, not context.unified)
         self.counts: Counter[str] = Counter()
         self.compared, self.widest = 0, 0.0
-        self.ledger = Ledger(MirroredContext(context, self.reference))
+        self.memory = MirroredContext(context, self.reference)
+        self.ledger = Ledger(self.memory)
         self.active_slots: list[int] = []
 
     # Operations on the context itself.
@@ -329,6 +341,68 @@ class Fuzz:
                 self.ledger.restore(slot)
             self._count_legal()
 
+    def draft_tree(self) -> None:
+        """Compute a token of an active slot with a tree of guesses after it, and keep the beginning
+        of a random path, or interrupt the pass, as speculative decoding does.
+        """
+        if not self.active_slots:
+            return
+        slot, rng = self.rng.choice(self.active_slots), self.rng
+        paths = [
+            [rng.randrange(3, 6) for _ in range(rng.randint(1, 4))]
+            for _ in range(rng.randint(2, BRANCHES + 1))
+        ]
+        tree = TokenTree.merge(paths)
+        start = len(self.ledger.tokens[slot])
+        everywhere, count = tuple(range(len(tree.leaves()))), 1 + len(tree)
+        wanted = rng.randrange(count)
+        rows = BatchRows(
+            [7, *tree.tokens],
+            [start, *(start + 1 + depth for depth in tree.depths())],
+            [slot] * count,
+            [row == wanted for row in range(count)],
+            () if tree.is_chain else [everywhere, *tree.branches()],
+        )
+        fits = self.reference.fits(rows)
+        is_interrupted = rng.random() < 0.1 and fits
+        if is_interrupted:
+            self.context.interrupt()
+        try:
+            logits = self.context.decode(rows)[0].logits.copy()
+        except NoSlot:
+            assert not fits, "llama.cpp found no cells where the reference has some"
+            self.counts["no room"] += 1
+            return
+        except Aborted:
+            assert is_interrupted
+            self.ledger.restore(slot)
+            self._count_legal()
+            return
+        assert fits and not is_interrupted
+        main = [tree.tokens[node] for node in tree.main_path()]
+        self.reference.append_tokens(slot, start, [7, *main])
+        self.ledger.append(slot, [7, *main])
+        self._keep_random_path(slot, tree, start + 1)
+        self.ledger.drop_branches()
+        self.counts["trees"] += not tree.is_chain
+        self._count_legal()
+        kept = [7, *(tree.tokens[node] for node in tree.path(wanted - 1))] if wanted else [7]
+        if self.ledger.tokens[slot][start:][: len(kept)] == kept:
+            self._compare(logits, slot, start + len(kept) - 1)
+
+    def _keep_random_path(self, slot: int, tree: TokenTree, start: int) -> None:
+        """Keep the beginning of a random path of a tree whose guesses begin at `start`."""
+        node = self.rng.randrange(-1, len(tree))
+        path, main = tree.path(node), tree.main_path()
+        n_main = common_prefix(path, main)
+        if n_main == len(path):
+            self.ledger.trim(slot, start + n_main)
+            return
+        branch = tree.branches()[node][0]
+        tokens = [tree.tokens[number] for number in path[n_main:]]
+        self.memory.branches = {branch: tokens}
+        self.ledger.keep_branch(slot, start + n_main, branch, tokens)
+
     # Helpers.
 
     def run_operations(
@@ -339,7 +413,7 @@ class Fuzz:
         """
         self.context.clear()
         self.reference.cells.clear()
-        self.ledger, self.active_slots = Ledger(MirroredContext(self.context, self.reference)), []
+        self.ledger, self.active_slots = Ledger(self.memory), []
         through_ledger = self.start_prompt in operations
         goal = self.counts.total() + count
         while self.counts.total() < goal:
@@ -470,7 +544,7 @@ class Fuzz:
             case 6:
                 return self._consecutive_rows(sequences[0], self.rng.choice((BATCH + 1, 4 * BATCH)))
             case 7:
-                too_many = self._consecutive_rows(sequences[0], SEQUENCES + 1)
+                too_many = self._consecutive_rows(sequences[0], SEQUENCES + BRANCHES + 1)
                 return BatchRows(
                     too_many.tokens, too_many.positions, too_many.sequences, [True] * len(too_many)
                 )
@@ -485,7 +559,17 @@ def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, obje
     """
     cells = CELLS * (SEQUENCES if streams else 1)
     tested_options = ContextOptions(
-        cells, BATCH, UBATCH, SEQUENCES, 1, 1, "f32", "f32", "off", unified=not streams
+        cells,
+        BATCH,
+        UBATCH,
+        SEQUENCES,
+        1,
+        1,
+        "f32",
+        "f32",
+        "off",
+        unified=not streams,
+        n_branches=0 if streams else BRANCHES,
     )
     fresh_options = ContextOptions(CELLS, BATCH, UBATCH, 1, 1, 1, "f32", "f32", "off")
     with (
@@ -515,6 +599,7 @@ def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, obje
             fuzz.release,
             fuzz.evict,
             fuzz.interrupt_slot,
+            fuzz.draft_tree,
         ]
         while (left := operations - fuzz.counts.total()) > 0:
             fuzz.run_operations(
@@ -523,7 +608,7 @@ def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, obje
             if not streams and (left := operations - fuzz.counts.total()) > 0:
                 fuzz.run_operations(
                     [*ledger_operations, adopt],
-                    [30, 10, 20, 6, 12, 15, 3, 8, 6],
+                    [30, 10, 20, 6, 12, 15, 3, 8, 20, 6],
                     min(OPERATIONS_PER_TURN, left),
                 )
         total = fuzz.counts.total()
