@@ -258,8 +258,10 @@ class BatchWorker:
             batches = list(self.store.batches.values())
             ends = [batch.expires_at for batch in batches if batch.is_open]
             seconds = min([CHORE_SECONDS, *(max(1.0, end - time.time() + 1) for end in ends)])
+            # wait_for() of Python 3.11 swallows a cancellation that comes just after the event
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._chores.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._chores.wait()
 
     async def _attempt(
         self, batch: StoredBatch, work: Callable[[StoredBatch], Awaitable[None]]

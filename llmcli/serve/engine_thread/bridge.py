@@ -234,7 +234,8 @@ class EngineBridge:
         self._put(partial(self._add_idle_waiter, future))
         idle = asyncio.wrap_future(future)
         try:
-            await asyncio.wait_for(asyncio.shield(idle), seconds)
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(idle)
         except TimeoutError:
             self.stop()
             await idle

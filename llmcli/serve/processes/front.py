@@ -120,7 +120,8 @@ class FrontServer:
         """
         self.is_stopping = True
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
         except TimeoutError:
             self.upstream.stop()
 

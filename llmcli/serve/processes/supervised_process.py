@@ -116,7 +116,8 @@ class SupervisedProcess:
         await asyncio.sleep(0)
         if not self._available.is_set():
             try:
-                await asyncio.wait_for(self._available.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._available.wait()
             except TimeoutError:
                 return self._reason
         return ""
@@ -198,7 +199,11 @@ class SupervisedProcess:
         reader, self._writer = await asyncio.open_connection(sock=link)
         self._available.set()
         try:
-            while frame := await asyncio.wait_for(read_frame(reader), HEARTBEAT_TIMEOUT_SECONDS):
+            while True:
+                async with asyncio.timeout(HEARTBEAT_TIMEOUT_SECONDS):
+                    frame = await read_frame(reader)
+                if frame is None:
+                    break
                 kind, number, content = frame
                 if kind == "stuck":
                     why_killed = content

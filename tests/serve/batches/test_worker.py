@@ -406,6 +406,22 @@ def test_the_journal_is_on_the_disk_before_its_batch_gets_no_further_answers(
     assert events[events.index("finalizing") - 1] == "sync"
 
 
+@pytest.mark.parametrize("n_yields", range(5))
+def test_the_worker_stops_at_once_after_it_was_woken(folder: Path, n_yields: int) -> None:
+    async def wake_and_stop(batches: worker.BatchWorker) -> None:
+        batches._chores.set()
+        for _ in range(n_yields):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(batches.stop(), 20)
+
+    with served_api(folder) as (served, api):
+        wait(api, create(api, chat_line("a")))
+        batches = batches_of(served)
+        while not batches._chores._waiters:  # asyncio.Event: nobody waits yet
+            run_on_loop(served, asyncio.sleep(0)).result(30)
+        run_on_loop(served, wake_and_stop(batches)).result(30)
+
+
 def test_only_this_user_can_read_the_journal(folder: Path) -> None:
     folder.mkdir(mode=0o755)
     with served_api(folder) as (_, api):
