@@ -33,7 +33,6 @@ PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 SPEED = re.compile(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+) t/s")
 # the methods of llmcli with the program of llama.cpp that drafts in the same way
 PEERS = {
-    "plain": "simple none",
     "ngram": "simple ngram-simple",
     "model": "simple draft-simple",
     "lookahead": "lookahead of llama.cpp",
@@ -76,7 +75,6 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[Path], float]]:
         "plain": ours(model, ["--draft", "off"], args),
         "auto": ours(model, [], args),
         "ngram": ours(model, ["--draft", "ngram"], args),
-        "simple none": theirs(simple, model, ["--spec-type", "none"], args),
         "simple ngram-simple": theirs(simple, model, ["--spec-type", "ngram-simple"], args),
     }
     if args.draft:
