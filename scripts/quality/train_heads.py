@@ -13,9 +13,10 @@ token, the token k + 2 places after it. The output matrix is the model's own and
 loss covers only the tokens that occur in the answers and OTHER_TOKENS others, because most of the
 time is spent on the product with the matrix; the acceptance is measured with all tokens.
 
-Every tenth passage is held out with all its prompts. The answers to them give the printed
-acceptance: for each head, how often its guess is right if all guesses before it are right, and how
-many tokens a pass would yield.
+Two tenths of the passages are held out with all their prompts. The answers to one of them choose,
+every hundred steps, the heads that are kept: those that yield the most tokens a pass. The answers to
+the other one give the printed acceptance: for each head, how often its guess is right if all guesses
+before it are right, and how many tokens a pass would yield.
 
 The same arguments, number of threads and machine give the same heads.
 """
@@ -69,7 +70,8 @@ CODE_TASKS = (
     "Write comments for this code:",
     "Find possible errors in this code:",
 )
-HELD_OUT_STEP = 10  # every tenth passage
+HELD_OUT_STEP = 10  # passages of which one is held out to choose the heads, and one to measure them
+TRAINED, CHOOSING, MEASURED = "trained", "choosing", "measured"  # parts of the passages
 ANSWERS_AT_ONCE = 8
 PASS_ROWS = 64  # rows of a pass that computes states
 OTHER_TOKENS = 4096  # tokens of the loss that do not occur in the answers
@@ -77,6 +79,7 @@ BATCH_STATES = 512
 RATE, WARMUP_STEPS = 1e-3, 50
 HEAD_WEIGHT = 0.8  # of the loss of each head, relative to the one before it
 TEST_STATES = 2048  # held-out states that are measured
+EVALUATION_STEPS = 100
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -97,7 +100,7 @@ class AnsweredPrompt:
 
     tokens: list[int]
     start: int
-    is_held_out: bool
+    part: str
 
 
 @dataclass(frozen=True)
@@ -127,15 +130,15 @@ def main() -> None:
         print(
             f"{len(texts)} answers, {n_tokens} tokens, {time.monotonic() - began:.0f} s", flush=True
         )
-        sets = [
-            read_examples(runner, [text for text in texts if text.is_held_out == held_out], args)
-            for held_out in (False, True)
-        ]
+        sets = {
+            part: read_examples(runner, [text for text in texts if text.part == part], args)
+            for part in (TRAINED, CHOOSING, MEASURED)
+        }
         output = read_output(runner.header)
-    print(f"{len(sets[0].states)} states, {time.monotonic() - began:.0f} s", flush=True)
-    parameters = train(sets[0], output, args)
+    print(f"{len(sets[TRAINED].states)} states, {time.monotonic() - began:.0f} s", flush=True)
+    parameters = train(sets[TRAINED], sets[CHOOSING], output, args)
     print(f"trained, {time.monotonic() - began:.0f} s", flush=True)
-    rates = acceptance(parameters, sets[1], output, args)
+    rates = acceptance(parameters, sets[MEASURED], output, args)
     chain = np.cumprod(rates)
     print("acceptance " + " ".join(f"{rate:.3f}" for rate in rates))
     print(
@@ -232,7 +235,9 @@ def answer_prompts(runner: Runner, args: argparse.Namespace) -> Iterator[Answere
             if answer.error:
                 raise answer.error
             text = [*tokens, *(token.id for token in answer.tokens)]
-            yield AnsweredPrompt(text, len(tokens), prompt.passage % HELD_OUT_STEP == 0)
+            held_out = {0: MEASURED, 1: CHOOSING}
+            part = held_out.get(prompt.passage % HELD_OUT_STEP, TRAINED)
+            yield AnsweredPrompt(text, len(tokens), part)
 
 
 def read_examples(
@@ -338,8 +343,12 @@ def head_states(
     return found
 
 
-def train(examples: Examples, output: Floats, args: argparse.Namespace) -> Parameters:
-    """Return the trained parameters. Prints the loss of each head a hundred steps."""
+def train(
+    examples: Examples, choosing: Examples, output: Floats, args: argparse.Namespace
+) -> Parameters:
+    """Return the parameters that yield the most tokens a pass with the examples `choosing`. Prints
+    the loss of each head and these tokens every EVALUATION_STEPS steps.
+    """
     import torch
     from torch.nn import functional
 
@@ -356,6 +365,7 @@ def train(examples: Examples, output: Floats, args: argparse.Namespace) -> Param
         for name, value in initial_parameters(output.shape[1], args).items()
     }
     adam = torch.optim.AdamW(parameters.values(), lr=RATE, weight_decay=0.01)
+    best, chosen = 0.0, copy_parameters(parameters)
     for step in range(args.steps):
         rate = RATE * min(1.0, (step + 1) / WARMUP_STEPS, 2 * (args.steps - step) / args.steps)
         for group in adam.param_groups:
@@ -369,10 +379,19 @@ def train(examples: Examples, output: Floats, args: argparse.Namespace) -> Param
         adam.zero_grad()
         total.backward()
         adam.step()
-        if (step + 1) % 100 == 0:
+        if (step + 1) % EVALUATION_STEPS == 0:
             shown = " ".join(f"{loss.item():.3f}" for loss in losses)
-            print(f"step {step + 1} loss {shown}", flush=True)
-    return {name: value.detach() for name, value in parameters.items()}
+            found = copy_parameters(parameters)
+            tokens = 1 + np.cumprod(acceptance(found, choosing, output, args)).sum()
+            print(f"step {step + 1} loss {shown}, {tokens:.3f} tokens a pass", flush=True)
+            if tokens > best:
+                best, chosen = tokens, found
+    return chosen
+
+
+def copy_parameters(parameters: Parameters) -> Parameters:
+    """Return a copy of the present values."""
+    return {name: value.detach().clone() for name, value in parameters.items()}
 
 
 def acceptance(

@@ -297,9 +297,9 @@ def test_trained_heads_compute_what_they_were_trained_to(
     examples = train_heads.Examples(states, labels)
     output = train_heads.read_output(header)
     torch.manual_seed(0)
-    parameters = train_heads.train(examples, output, args)
+    parameters = train_heads.train(examples, examples, output, args)
     torch.manual_seed(0)
-    again = train_heads.train(examples, output, args)
+    again = train_heads.train(examples, examples, output, args)
     assert all(torch.equal(parameters[name], value) for name, value in again.items())
     assert min(train_heads.acceptance(parameters, examples, output, args)) > 0.5
     stored = {name: value.half().float() for name, value in parameters.items()}
