@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from llmcli.bench.spec.task_kinds import TASK_NAMES, load_task_kind
 from llmcli.runtime import draft_settings
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
-from llmcli.runtime.drafting.heads_file import HEAD_METHODS, read_heads
+from llmcli.runtime.drafting.heads_file import read_heads
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
@@ -38,7 +38,8 @@ QUESTIONS = (
     Path(__file__).parents[3] / "shared" / "assets" / "prompts" / "vicuna_bench_question.jsonl"
 )
 GREEDY = default_sampling().with_values({"temp": 0})
-MAX_TIE = 0.1  # of log-probabilities
+# Of log-probabilities. Between passes of other shapes, logits of a 4-bit model differ by more.
+MAX_TIE = 0.5
 
 
 def load_prompts(count: int) -> list[str]:
@@ -78,10 +79,10 @@ def list_ways(args: argparse.Namespace) -> Iterator[tuple[str, DraftSettings]]:
             yield way, DraftSettings(method="model", model=args.model_draft)
         yield "joint-tree", DraftSettings(ngram="on", model=args.model_draft)
     for file in args.heads:
-        method = read_heads(read_header(file)).shapes.method
-        assert method in HEAD_METHODS, file
+        heads = read_heads(read_header(file))
+        method = heads.shapes.method
         for way in (method, f"{method}-tree"):
-            yield way, DraftSettings(method=method, heads=file)
+            yield way, DraftSettings(method=method, heads=heads)
 
 
 def open_drafting(args: argparse.Namespace, drafting: DraftSettings) -> Runner:
@@ -100,7 +101,7 @@ def tie(plain: Answer, found: Answer) -> float | None:
     at = common_prefix(*texts)
     if at == len(texts[0]):
         return None
-    scores = {one.id: one.logprob for one in plain.top_logprobs[at]}
+    scores = {one.token: one.logprob for one in plain.top_logprobs[at]}
     return scores[texts[0][at]] - scores.get(texts[1][at], -float("inf"))
 
 
