@@ -22,7 +22,7 @@ from quant.checkpoint.pickles import find_pickles, load_pickles, pickles_not_all
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata, gguf_tables
 from quant.convert.archs import ARCHS
-from quant.convert.parts import layout, prediction
+from quant.convert.parts import block_tensors, layout, prediction
 from quant.convert.parts.base import POOLING_FILE, Arch, ArchKey
 from quant.errors import UnknownClassError, UserError, list_first
 from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
@@ -244,7 +244,9 @@ def _choose_layers(
     if arch.prediction_shapes is None:
         return tensors, config, []
     normal_count = config.get_int("num_hidden_layers")
-    tensors = prediction.number_layers(tensors, normal_count)
+    name_layer = arch.prediction_name or prediction.layer_name
+    # tensors with names that are taken stay unchanged
+    tensors = block_tensors.rename_tensors(tensors, lambda name: name_layer(config, name))
     others, predicting = prediction.split_layers(tensors, normal_count)
     count = prediction.count_layers(predicting, normal_count)
     if not count:

@@ -5,8 +5,10 @@ Follows NemotronHModel of llama.cpp (conversion/nemotron.py, src/models/nemotron
 experts are llama.cpp's nemotron_h_moe. llama.cpp finds the kind of a layer by the numbers that its
 metadata has for each layer: an attention layer has key-value heads, and a feed-forward or experts
 have a width. Heads are reordered as there, although they have no positions. Differences: the
-context length is that of config.json, there is no rotary width, and the MTP layers of models with
-experts are left out.
+context length is that of config.json, and there is no rotary width.
+
+The layer of models with experts that predicts a further token (MTP) is stored as two, an attention
+layer and one of experts, which llama.cpp has as one block.
 """
 
 import re
@@ -16,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.parts import block_tensors, checks, experts, layout, rope, routers, state_space
+from quant.convert.parts import (
+    block_tensors,
+    checks,
+    experts,
+    layout,
+    prediction,
+    rope,
+    routers,
+    state_space,
+)
 from quant.convert.parts.base import Arch, ArchKey, Shapes
 from quant.convert.parts.state_space import Mamba2Widths
 
@@ -30,6 +41,18 @@ OLD_NAMES = {"mamba": RECURRENT, "attention": ATTENTION}
 # The setting with the kinds of all layers, and all that config.json may have.
 KINDS_SETTING = "layers_block_type"
 KINDS_SETTINGS = (KINDS_SETTING, "layer_types", "hybrid_override_pattern")
+# A tensor of one of the two layers that are the block that predicts a further token
+MTP_NAME = re.compile(r"mtp\.layers\.([01])\.(.+)", re.DOTALL)
+# Its names in these layers -> names in the block, where they are not equal
+MTP_NAMES = {
+    ("1", "norm.weight"): "post_attention_layernorm.weight",
+    ("1", "final_layernorm.weight"): "shared_head.norm.weight",
+}
+# Names that the gguf package has in "model." only
+MODEL_NAME = re.compile(
+    r"model\.layers\.\d{1,4}\."
+    r"(eh_proj|enorm|hnorm|shared_head\.norm|post_attention_layernorm)\.weight"
+)
 EXPERT_NAME = re.compile(r"backbone\.(layers\.\d{1,4})\.mixer\.(experts\..+)", re.DOTALL)
 DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 32,
@@ -131,9 +154,11 @@ def check(config: CheckpointConfig) -> list[str]:
             ),
         ]
     checks.raise_problems(config, problems)
-    return ["its layers that predict further tokens (MTP) are not converted"] * bool(
-        config.values.get("num_nextn_predict_layers")
-    )
+    count = config.values.get("num_nextn_predict_layers")
+    return [
+        f"its {count} layers that predict further tokens (MTP) are not converted: llama.cpp "
+        "supports one"
+    ] * (count not in (None, 0, 1))
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -176,8 +201,9 @@ def _keys(config: CheckpointConfig, wide_kind: str, width: int) -> list[ArchKey]
     `width`.
     """
     (count, kv_heads, head_dim), kinds = layout.head_counts(config), layer_kinds(config)
-    kv_counts = [kv_heads if kind == ATTENTION else 0 for kind in kinds]
-    lengths = [width if kind == wide_kind else 0 for kind in kinds]
+    n_predicting = prediction.layer_count(config)
+    kv_counts = [kv_heads if kind == ATTENTION else 0 for kind in kinds] + [kv_heads] * n_predicting
+    lengths = [width if kind == wide_kind else 0 for kind in kinds] + [width] * n_predicting
     return [
         ArchKey("block_count", "uint32", len(kinds)),
         ArchKey("context_length", "uint32", config.get_int("max_position_embeddings")),
@@ -209,6 +235,32 @@ def required_shapes(config: CheckpointConfig) -> Shapes:
     return block_tensors.embedding_and_head(config) | block_tensors.shapes_by_block(
         len(kinds), lambda layer: roles[kinds[layer]]
     )
+
+
+def prediction_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the shapes of the tensors of the block that predicts a further token, by role."""
+    hidden = config.get_int("hidden_size")
+    return (
+        prediction.input_shapes(config)
+        | block_tensors.attention_shapes(config)
+        | _expert_shapes(config)
+        | {
+            "post_attention_norm.weight": (hidden,),
+            "nextn.shared_head_norm.weight": (hidden,),
+        }
+    )
+
+
+def prediction_name(config: CheckpointConfig, name: str) -> str:
+    """Return the name of a tensor of the two layers that predict a further token as one of their
+    block; any other name unchanged. If there are more such layers, no name changes.
+    """
+    match = MTP_NAME.fullmatch(name)
+    if match is None or config.values.get("num_nextn_predict_layers") not in (None, 0, 1):
+        return name
+    layer, rest = match.groups()
+    block = config.get_int("num_hidden_layers")
+    return f"model.layers.{block}.{MTP_NAMES.get((layer, rest), rest)}"
 
 
 def _feed_forward_shapes(hidden: int, width: int) -> Shapes:
@@ -268,7 +320,8 @@ def extra_tensors(config: CheckpointConfig) -> "dict[str, F32]":
 
 def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with experts stacked and those of the state-space layers as llama.cpp
-    stores them, under names that the gguf package knows. The MTP layers are left out.
+    stores them, under names that the gguf package knows. MTP layers that are not converted are left
+    out.
     """
     prepared = state_space.prepare_mixers(config.get_int("n_groups"), tensors)
     result = block_tensors.rename_tensors(prepared, _known_name)
@@ -283,10 +336,12 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
 
 def _known_name(name: str) -> str | None:
     """Return the name of a tensor in the gguf package's tables, or of experts as stack_experts()
-    reads it; None for a tensor of an MTP layer.
+    reads it; None for a tensor of an MTP layer that is not converted.
     """
     if name.startswith("mtp."):
         return None
+    if MODEL_NAME.fullmatch(name):
+        return name
     known = re.sub(r"^model\.", "backbone.", name)
     if match := EXPERT_NAME.fullmatch(known):
         known = f"model.{match[1]}.mlp.{match[2]}"
@@ -313,6 +368,13 @@ NEMOTRON_H = Arch(
     normalize=normalize,
     select=select,
 )
-NEMOTRON_H_MOE = replace(NEMOTRON_H, name="nemotron_h_moe", kind="NEMOTRON_H_MOE", keys=expert_keys)
+NEMOTRON_H_MOE = replace(
+    NEMOTRON_H,
+    name="nemotron_h_moe",
+    kind="NEMOTRON_H_MOE",
+    keys=expert_keys,
+    prediction_shapes=prediction_shapes,
+    prediction_name=prediction_name,
+)
 
 ARCHS = (NEMOTRON_H,)

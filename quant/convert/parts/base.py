@@ -96,6 +96,9 @@ class Arch:
     `prediction_shapes` returns the shapes of the tensors of one layer that predicts further tokens
     (see prediction.py), by role. It is None if llama.cpp has no such layers for the family.
 
+    `prediction_name` returns the name of a tensor of such a layer as prediction.layer_name() does,
+    which is used without it.
+
     With `needs_head`, a tied embedding is also written as the head, because llama.cpp loads the
     head by its own name. `keys` returns the architecture's metadata keys. `check` raises UserError
     for settings that llama.cpp computes differently, and returns notes for the user.
@@ -120,6 +123,7 @@ class Arch:
     extra_tensors: "Callable[[CheckpointConfig], dict[str, F32]]" = no_tensors
     tensor_keys: Callable[[CheckpointConfig, Tensors], list[ArchKey]] = no_keys
     prediction_shapes: Callable[[CheckpointConfig], Shapes] | None = None
+    prediction_name: Callable[[CheckpointConfig, str], str] | None = None
     needs_head: bool = False
     normalize: Callable[[CheckpointConfig], CheckpointConfig] = keep_config
     select: "Callable[[CheckpointConfig], Arch] | None" = None

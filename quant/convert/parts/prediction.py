@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
-from quant.convert.parts import block_tensors
 from quant.convert.parts.base import ArchKey, Shapes
 
 COUNT_SETTING = "llmcli_prediction_layers"
@@ -41,17 +40,11 @@ def with_layer_count(config: CheckpointConfig, count: int) -> CheckpointConfig:
     return replace(config, values={**config.values, COUNT_SETTING: count})
 
 
-def number_layers(tensors: Tensors, normal_count: int) -> Tensors:
-    """Return the tensors with those of prediction layers under names of layers: `mtp.layers.0.*`
-    becomes `model.layers.N.*`, where N is the number of normal layers.
-
-    Tensors with unknown names, or with names that are taken, stay unchanged.
+def layer_name(config: CheckpointConfig, name: str) -> str:
+    """Return the name of a tensor of "mtp." as one of a layer: `mtp.layers.0.*` is
+    `model.layers.N.*`, where N is the number of normal layers. Return any other name unchanged.
     """
-    return block_tensors.rename_tensors(tensors, lambda name: _layer_name(name, normal_count))
-
-
-def _layer_name(name: str, normal_count: int) -> str:
-    """Return the name of a tensor of "mtp." as one of a layer; any other name unchanged."""
+    normal_count = config.get_int("num_hidden_layers")
     match = MTP_NAME.fullmatch(name)
     if match is None:
         return name
@@ -63,7 +56,7 @@ def _layer_name(name: str, normal_count: int) -> str:
 
 def split_layers(tensors: Tensors, normal_count: int) -> tuple[Tensors, Tensors]:
     """Return the tensors without those of prediction layers, and those of prediction layers, which
-    have names as number_layers() returns them.
+    have names as layer_name() returns them.
 
     A prediction layer has a tensor eh_proj. All tensors of other layers are in the first part.
     """

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert import checkpoint_source
 from quant.convert.archs import ARCHS
-from quant.convert.parts import prediction
+from quant.convert.parts import block_tensors, prediction
 from quant.errors import UserError
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
@@ -27,6 +28,7 @@ CLASSES = [
     "DeepseekV32ForCausalLM",
     "GlmMoeDsaForCausalLM",
     "Glm4MoeForCausalLM",
+    predicting_checkpoint.NEMOTRON,
 ]
 
 
@@ -58,6 +60,13 @@ def split_names(source: Source) -> tuple[set[str], set[str]]:
     return names - predicting, predicting
 
 
+def copied_layers(source: Source) -> tuple[int, ...]:
+    """Return the normal layers of which the prediction layer is a copy."""
+    if source.facts.architecture == "nemotron_h_moe":
+        return predicting_checkpoint.NEMOTRON_LAYERS
+    return (source.facts.layers - 2,)
+
+
 def test_prediction_layer_changes_no_logits(checkpoint: Path, tmp_path: Path) -> None:
     whole = checkpoint_source.open_checkpoint(checkpoint)
     short = checkpoint_source.open_checkpoint(checkpoint, with_prediction=False)
@@ -81,7 +90,14 @@ def test_prediction_layer_has_a_block_and_its_own_tensors(checkpoint: Path) -> N
     source = checkpoint_source.open_checkpoint(checkpoint)
     normal, predicting = split_names(source)
     last = source.facts.layers - 1
-    block = {name.replace(f"blk.{last - 1}.", "") for name in normal if f"blk.{last - 1}." in name}
+    block = {
+        name.replace(f"blk.{layer}.", "")
+        for layer in copied_layers(source)
+        for name in normal
+        if name.startswith(f"blk.{layer}.")
+    }
+    if source.facts.architecture == "nemotron_h_moe":  # two layers are one block
+        block.add("post_attention_norm.weight")
     assert {name.removeprefix(f"blk.{last}.") for name in predicting} == block | {
         f"nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
     }
@@ -107,6 +123,9 @@ def test_values_of_a_prediction_layer_are_stored_as_those_of_others(checkpoint: 
             "mtp.pre_fc_norm_embedding": "enorm",
         }
         if is_qwen
+        else {f"mtp.layers.0.{name}": name for name in ("eh_proj", "enorm", "hnorm")}
+        | {"mtp.layers.1.final_layernorm": "shared_head_norm"}
+        if source.facts.architecture == "nemotron_h_moe"
         else {f"model.layers.{last}.{name}": name for name in ("eh_proj", "enorm", "hnorm")}
     )
     for theirs, ours in pairs.items():
@@ -117,7 +136,7 @@ def test_values_of_a_prediction_layer_are_stored_as_those_of_others(checkpoint: 
     for role in ("attn_norm", "attn_output"):
         np.testing.assert_array_equal(
             floats(weights[f"blk.{last}.{role}.weight"]),
-            floats(weights[f"blk.{last - 1}.{role}.weight"]),
+            floats(weights[f"blk.{copied_layers(source)[0]}.{role}.weight"]),
         )
 
 
@@ -189,7 +208,11 @@ def test_names_that_are_taken_are_kept() -> None:
         "model.layers.2.enorm.weight",
         "mtp.pre_fc_norm_embedding.weight",
     ]
-    moved = prediction.number_layers(dict.fromkeys(names), 2)  # type: ignore[arg-type]
+    config = CheckpointConfig({"num_hidden_layers": 2}, "config.json")
+    moved = block_tensors.rename_tensors(
+        dict.fromkeys(names),  # type: ignore[arg-type]
+        lambda name: prediction.layer_name(config, name),
+    )
     assert list(moved) == [
         "model.layers.2.eh_proj.weight",
         "model.mtp.fc.weight",
@@ -197,6 +220,18 @@ def test_names_that_are_taken_are_kept() -> None:
         "model.layers.2.enorm.weight",
         "mtp.pre_fc_norm_embedding.weight",
     ]
+
+
+def test_several_prediction_layers_of_nemotron_are_left_out_and_told(
+    tmp_path: Path,
+) -> None:
+    """llama.cpp computes one."""
+    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
+    folder = predicting_checkpoint.build(predicting_checkpoint.NEMOTRON, tmp_path / "model")
+    tiny_checkpoint.edit(folder / "config.json", num_nextn_predict_layers=2)
+    source = checkpoint_source.open_checkpoint(folder)
+    assert source.facts.prediction_layers == 0
+    assert any("its 2 layers that predict further tokens" in note for note in source.notes)
 
 
 def test_every_class_with_prediction_layers_is_tested() -> None:

@@ -18,6 +18,7 @@ CLASSES = (
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "DeepseekV3ForCausalLM",
+    predicting_checkpoint.NEMOTRON,
 )
 
 
@@ -31,6 +32,8 @@ def theirs(hf: str, folder: Path, hidden: np.ndarray) -> np.ndarray:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
+    if hf == predicting_checkpoint.NEMOTRON:
+        return theirs_of_nemotron(model, folder, hidden)
     body = model.model
     layer = body.layers[-1]  # the block of the prediction layer is a copy of the last one
     stored = {
@@ -64,6 +67,33 @@ def theirs(hf: str, folder: Path, hidden: np.ndarray) -> np.ndarray:
         )
         output = output[0] if isinstance(output, tuple) else output
         logits: np.ndarray = model.lm_head(norms[2](output))[0].numpy()
+        return logits
+
+
+def theirs_of_nemotron(model: Any, folder: Path, hidden: np.ndarray) -> np.ndarray:
+    """Do as theirs() for Nemotron H, whose prediction layer is a layer of attention and one of
+    experts. Its last norm subtracts the mean, as in llama.cpp.
+    """
+    import torch
+    from torch.nn.functional import layer_norm, rms_norm
+
+    stored = {
+        name: torch.from_numpy(np.array(values))
+        for name, values in tiny_checkpoint.read(folder / "model.safetensors").items()
+    }
+    eps, size, count = model.config.layer_norm_epsilon, hidden.shape[1:], len(families.TOKENS)
+    mask = torch.full((count, count), torch.finfo(torch.float32).min).triu(1)[None, None]
+    with torch.no_grad():
+        embedded = model.model.embeddings(torch.tensor([families.TOKENS]))
+        parts = [
+            rms_norm(values, size, stored[f"mtp.layers.0.{name}.weight"], eps)
+            for name, values in (("enorm", embedded), ("hnorm", torch.from_numpy(hidden)[None]))
+        ]
+        values = torch.cat(parts, -1) @ stored["mtp.layers.0.eh_proj.weight"].T
+        for layer in predicting_checkpoint.NEMOTRON_LAYERS:
+            values = model.model.layers[layer](values, attention_mask=mask)
+        last = stored["mtp.layers.1.final_layernorm.weight"]
+        logits: np.ndarray = model.lm_head(layer_norm(values, size, last, eps=eps))[0].numpy()
         return logits
 
 
