@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llmcli.errors import UsageError, UserError
 from llmcli.runtime.binding.contexts.context import Context
-from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
 from llmcli.runtime.binding.contexts.eagle_context import (
     MAX_ROWS,
     EagleContext,
@@ -86,7 +86,6 @@ DRAFT_FILES = {
 MIN_DRAFT_ROWS = PASS_ROWS[0]  # tokens of the shortest pass that checks a draft
 FLOAT_TYPES = ("f32", "f16", "bf16")
 MIN_BRANCHES = 8  # sequences for the branches of trees of tokens, if there are any
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ class TokenTree:
     """The nodes of a tree: their tokens, and the number of the node before each, or TEXT. A node
     comes after the node before it, and the nodes after one node have different tokens.
 
-    The main path begins at the first node, and goes on with the first node after each node.
+    The main path starts with the first node. Each further node of it is the first one that follows
+    the node before.
     """
 
     tokens: tuple[int, ...] = ()

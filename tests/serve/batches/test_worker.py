@@ -417,7 +417,7 @@ def test_the_worker_stops_at_once_after_it_was_woken(folder: Path, n_yields: int
     with served_api(folder) as (served, api):
         wait(api, create(api, chat_line("a")))
         batches = batches_of(served)
-        while not batches._chores._waiters:  # asyncio.Event: nobody waits yet
+        while not batches._chores._waiters:  # the worker does not wait yet
             run_on_loop(served, asyncio.sleep(0)).result(30)
         run_on_loop(served, wake_and_stop(batches)).result(30)
 
