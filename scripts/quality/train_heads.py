@@ -73,7 +73,7 @@ CODE_TASKS = (
 HELD_OUT_STEP = 10  # passages of which one is held out to choose the heads, and one to measure them
 TRAINED, CHOOSING, MEASURED = "trained", "choosing", "measured"  # parts of the passages
 ANSWERS_AT_ONCE = 8
-PASS_ROWS = 64  # rows of a pass that computes states
+PROMPT_ROWS, STATE_ROWS = 512, 64  # rows of a pass without and with states
 OTHER_TOKENS = 4096  # tokens of the loss that do not occur in the answers
 BATCH_STATES = 512
 RATE, WARMUP_STEPS = 1e-3, 50
@@ -250,11 +250,11 @@ def read_examples(
     labels: list[list[int]] = []
     options = ContextOptions(
         MAX_PROMPT_TOKENS + args.tokens + 1,
-        PASS_ROWS,
-        PASS_ROWS,
+        PROMPT_ROWS,
+        PROMPT_ROWS,
         n_threads=args.threads,
         n_threads_batch=args.threads,
-        n_outputs=PASS_ROWS,
+        n_outputs=STATE_ROWS,
         outputs_final_states=True,
     )
     with open_context(runner.model, options) as context:
@@ -273,7 +273,7 @@ def compute_states(context: Context, tokens: list[int], first: int) -> Iterator[
     at = 0
     while at < len(tokens):
         wanted = at >= first
-        end = min(len(tokens) if wanted else first, at + PASS_ROWS)
+        end = min(len(tokens), at + STATE_ROWS) if wanted else min(first, at + PROMPT_ROWS)
         count = end - at
         context.decode(BatchRows(tokens[at:end], range(at, end), [0] * count, [wanted] * count))
         for index in range(count if wanted else 0):

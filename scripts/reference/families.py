@@ -191,7 +191,7 @@ def measure(case: families.Case, work: Path, args: argparse.Namespace) -> Row:
     folder, out = work / "Tiny", work / "f32.gguf"
     is_native = case.hf in ARCHS
     try:
-        if is_native and ARCHS[case.hf].prediction_shapes is not None and case.hf.endswith("LM"):
+        if is_native and case.hf in predicting_checkpoint.CLASSES:
             predicting_checkpoint.build(case.hf, folder)
         else:
             build(case, folder, args.bpe)

@@ -11,6 +11,16 @@ from tests.quant import families, tiny_checkpoint
 
 RANDOM = np.random.default_rng(11)
 NEMOTRON = "NemotronHForCausalLM"
+CLASSES = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "Glm4MoeForCausalLM",
+    NEMOTRON,
+)
 NEMOTRON_LAYERS = (2, 3)  # of attention and of experts in its tiny checkpoint
 
 
@@ -27,6 +37,7 @@ def build(hf: str, folder: Path) -> Path:
     tensors = tiny_checkpoint.read(folder / "model.safetensors")
     if hf == NEMOTRON:
         layer = nemotron_layer(tensors)
+        tiny_checkpoint.edit(folder / "config.json", num_nextn_predict_layers=1)
     else:
         layer = predicting_layer(hf, tensors, families.settings(case)["num_hidden_layers"])
     tiny_checkpoint.save(folder / "model.safetensors", tensors | layer)

@@ -20,19 +20,8 @@ from quant.recipes import tensor_types
 from quant.source.source import Source, Weight
 from tests.quant import families, predicting_checkpoint, tiny_checkpoint
 
-CLASSES = [
-    "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "GlmMoeDsaForCausalLM",
-    "Glm4MoeForCausalLM",
-    predicting_checkpoint.NEMOTRON,
-]
 
-
-@pytest.fixture(scope="module", params=CLASSES)
+@pytest.fixture(scope="module", params=predicting_checkpoint.CLASSES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first tiny checkpoint of a class, with a prediction layer."""
     pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
@@ -235,5 +224,5 @@ def test_several_prediction_layers_of_nemotron_are_left_out_and_told(
 
 
 def test_every_class_with_prediction_layers_is_tested() -> None:
-    tested = {ARCHS[hf].name for hf in CLASSES}
+    tested = {ARCHS[hf].name for hf in predicting_checkpoint.CLASSES}
     assert {arch.name for arch in ARCHS.values() if arch.prediction_shapes} <= tested
