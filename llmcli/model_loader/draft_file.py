@@ -7,7 +7,7 @@ from llmcli.config import Config
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file
 from llmcli.runtime.draft_settings import DraftSettings
-from llmcli.runtime.drafting.eagle3_match import EAGLE3
+from llmcli.runtime.drafting.draft_files.eagle3_match import EAGLE3
 from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.ui import UI
 from quant.model_file.model_header import ModelHeader

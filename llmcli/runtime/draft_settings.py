@@ -37,17 +37,15 @@ from llmcli.runtime.binding.placement.devices import free_gpu_bytes
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.base import DrafterResources
-from llmcli.runtime.drafting.draft_length import MIN_GAIN
-from llmcli.runtime.drafting.draft_model import CHUNK_TOKENS
-from llmcli.runtime.drafting.eagle3_match import (
+from llmcli.runtime.drafting.draft_files.eagle3_match import (
     EAGLE3,
     count_layers,
     is_eagle3,
     read_layers,
     require_eagle3_match,
 )
-from llmcli.runtime.drafting.head_graph import open_heads
-from llmcli.runtime.drafting.heads_file import (
+from llmcli.runtime.drafting.draft_files.head_graph import open_heads
+from llmcli.runtime.drafting.draft_files.heads_file import (
     BLOCKWISE,
     HEAD_METHODS,
     MEDUSA,
@@ -56,8 +54,15 @@ from llmcli.runtime.drafting.heads_file import (
     read_heads,
     require_fitting_heads,
 )
-from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS, PASS_ROWS, PassCost, measure_pass_cost
-from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
+from llmcli.runtime.drafting.draft_files.vocabulary_match import require_same_vocabulary
+from llmcli.runtime.drafting.draft_length import MIN_GAIN
+from llmcli.runtime.drafting.draft_model import CHUNK_TOKENS
+from llmcli.runtime.drafting.gain.pass_cost import (
+    MAX_PASS_ROWS,
+    PASS_ROWS,
+    PassCost,
+    measure_pass_cost,
+)
 from llmcli.runtime.kv_size import read_shape
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.strategies.base import Speculation

@@ -53,7 +53,7 @@ from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
+from llmcli.runtime.drafting.gain.pass_cost import PASS_ROWS, PassCost
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import OpenedParts, Runner, open_runner
 from llmcli.runtime.sampling import default_sampling

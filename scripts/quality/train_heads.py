@@ -39,7 +39,7 @@ from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.heads_file import (
+from llmcli.runtime.drafting.draft_files.heads_file import (
     BLOCKWISE,
     HEAD_METHODS,
     MAX_HEADS,

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from llmcli.bench.spec.task_kinds import TASK_NAMES, load_task_kind
 from llmcli.runtime import draft_settings
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
-from llmcli.runtime.drafting.heads_file import read_heads
+from llmcli.runtime.drafting.draft_files.heads_file import read_heads
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner

@@ -54,14 +54,14 @@ from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import eagle_context_options
-from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Drafter
+from llmcli.runtime.drafting.draft_files.eagle3_match import count_layers, read_layers
+from llmcli.runtime.drafting.draft_files.head_graph import open_heads
+from llmcli.runtime.drafting.draft_files.heads_file import MEDUSA, HeadShapes, read_heads
 from llmcli.runtime.drafting.draft_model import DraftModel, ModelDrafts
 from llmcli.runtime.drafting.eagle3 import EagleDrafter
-from llmcli.runtime.drafting.eagle3_match import count_layers, read_layers
-from llmcli.runtime.drafting.head_graph import open_heads
+from llmcli.runtime.drafting.gain.acceptance import Acceptance
 from llmcli.runtime.drafting.heads import HeadDrafter
-from llmcli.runtime.drafting.heads_file import MEDUSA, HeadShapes, read_heads
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafter
 from llmcli.runtime.drafting.lookahead import LookaheadDrafter
 from llmcli.runtime.drafting.mtp import PredictionDrafter

@@ -13,7 +13,7 @@ import pytest
 
 from llmcli.catalog import file_hashes
 from llmcli.chat import receipt
-from llmcli.runtime.drafting.heads_file import MEDUSA, HeadShapes
+from llmcli.runtime.drafting.draft_files.heads_file import MEDUSA, HeadShapes
 from llmcli.runtime.sampling import sampling_settings
 from tests.fixtures.cli import Done
 from tests.fixtures.draft_heads import write_heads

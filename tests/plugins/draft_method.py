@@ -4,7 +4,7 @@ from collections.abc import Sequence as Tokens
 from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DrafterResources
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, chain_shape
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 

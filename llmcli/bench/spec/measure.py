@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from llmcli.bench.spec.speed_bound import SpeedBound, find_bound
 from llmcli.bench.spec.task_kinds import TaskKind
 from llmcli.bench.statistics.paired_test import Comparison, Design, estimate_ratio
-from llmcli.runtime.drafting.pass_cost import PassCost, measure_pass_cost
+from llmcli.runtime.drafting.gain.pass_cost import PassCost, measure_pass_cost
 from llmcli.runtime.requests.draft_counts import DraftCounts, sum_counts
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner

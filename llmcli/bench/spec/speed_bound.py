@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
+from llmcli.runtime.drafting.gain.pass_cost import PASS_ROWS, PassCost
 from llmcli.runtime.requests.draft_counts import DraftCounts
 
 SHORTEST_DRAFT = PASS_ROWS[0] - 1  # guesses

@@ -264,7 +264,7 @@ def _open_drafting(
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.runtime.draft_settings import choose_drafting
-    from llmcli.runtime.drafting.eagle3_match import EAGLE3
+    from llmcli.runtime.drafting.draft_files.eagle3_match import EAGLE3
     from llmcli.units import format_size
     from quant.model_file import read_header
 
@@ -299,7 +299,7 @@ def _open_draft_planner(
     """
     from llmcli.planning.dry_runs.memory_plan import open_memory_planner
     from llmcli.runtime.draft_settings import draft_file_options
-    from llmcli.runtime.drafting.eagle3_match import is_eagle3
+    from llmcli.runtime.drafting.draft_files.eagle3_match import is_eagle3
     from quant.model_file import read_header
 
     if drafting.model is None:

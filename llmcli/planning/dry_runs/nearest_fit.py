@@ -22,7 +22,7 @@ from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.prediction import upper_bound
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.placement.devices import HOST_DEVICE
-from llmcli.runtime.drafting.eagle3_match import is_eagle3
+from llmcli.runtime.drafting.draft_files.eagle3_match import is_eagle3
 from llmcli.units import format_size
 from quant.model_file import read_header
 

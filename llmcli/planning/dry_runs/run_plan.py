@@ -10,7 +10,7 @@ from llmcli.runtime.draft_settings import (
     draft_context_options,
     eagle_context_options,
 )
-from llmcli.runtime.drafting.eagle3_match import EAGLE3
+from llmcli.runtime.drafting.draft_files.eagle3_match import EAGLE3
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import context_options
 from llmcli.units import format_count

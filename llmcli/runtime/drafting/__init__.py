@@ -1,6 +1,6 @@
 """Drafts tokens for speculative decoding. There is one file per drafter.
 
-Checking a draft costs rows of a forward pass (pass_cost.py), so tokens are drafted only when their
+Checking a draft costs rows of a forward pass (gain/pass_cost.py), so tokens are drafted only when their
 chances are good enough to save time (draft_length.py). Drafts never change the distribution of the
 answer (strategies/speculative.py).
 """

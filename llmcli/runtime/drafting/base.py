@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
-from llmcli.runtime.drafting.head_graph import HeadGraph
-from llmcli.runtime.drafting.pass_cost import PassCost
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape
+from llmcli.runtime.drafting.draft_files.head_graph import HeadGraph
+from llmcli.runtime.drafting.gain.pass_cost import PassCost
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.requests.token_tree import NO_DRAFT, TokenTree

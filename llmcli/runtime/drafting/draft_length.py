@@ -3,7 +3,7 @@ than the answer can afford to lose.
 
 A pass of m rows that yields k tokens replaces k passes of one row. It saves time if k > T(m) / T(1)
 (Leviathan et al. 2023, with a measured cost). The expected k is one more than the sum of the chances
-of the draft's nodes (tree_shape.py), and the cost is that of PassCost.
+of the draft's nodes (gain/tree_shape.py), and the cost is that of PassCost.
 
 Chances are only estimates, so the time that drafting has saved so far is also counted. Its unit is
 the plain token: the time of a pass of one row, which yields one token. A draft is made only if the
@@ -20,8 +20,8 @@ saved.
 import math
 
 from llmcli.runtime.drafting.base import DraftState
-from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape
+from llmcli.runtime.drafting.gain.pass_cost import PASS_ROWS, PassCost
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape
 
 MIN_GAIN = 1.05  # minimum expected gain for which a draft is made
 MAX_LOSS_SHARE = 0.02  # share of an answer's tokens that may be lost

@@ -15,11 +15,11 @@ from time import perf_counter
 from typing import ClassVar, Protocol
 
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.acceptance import MAX_RANKS, Acceptance
 from llmcli.runtime.drafting.base import Draft, DrafterResources
-from llmcli.runtime.drafting.candidates import Candidates, fill_shape
-from llmcli.runtime.drafting.guesser import Guesser
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, choose_shape
+from llmcli.runtime.drafting.gain.acceptance import MAX_RANKS, Acceptance
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, choose_shape
+from llmcli.runtime.drafting.guesses.candidates import Candidates, fill_shape
+from llmcli.runtime.drafting.guesses.guesser import Guesser
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import RowLogits

@@ -1,4 +1,4 @@
-"""Drafts with heads that were trained for the model (heads_file.py): from the final hidden state of
+"""Drafts with heads that were trained for the model (draft_files/heads_file.py): from the final hidden state of
 the last token that the model has computed, each head guesses one token after the next.
 
 The guesses are the likeliest tokens of each head, and all heads are computed at once. In a tree, the
@@ -16,13 +16,13 @@ from typing import ClassVar
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.acceptance import MAX_RANKS, Acceptance
 from llmcli.runtime.drafting.base import Draft, DrafterResources
-from llmcli.runtime.drafting.candidates import Candidates, fill_shape
-from llmcli.runtime.drafting.head_graph import Floats, HeadGraph
-from llmcli.runtime.drafting.heads_file import BLOCKWISE, MEDUSA
-from llmcli.runtime.drafting.pass_rows import find_text_rows
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, choose_shape
+from llmcli.runtime.drafting.draft_files.head_graph import Floats, HeadGraph
+from llmcli.runtime.drafting.draft_files.heads_file import BLOCKWISE, MEDUSA
+from llmcli.runtime.drafting.gain.acceptance import MAX_RANKS, Acceptance
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, choose_shape
+from llmcli.runtime.drafting.guesses.candidates import Candidates, fill_shape
+from llmcli.runtime.drafting.guesses.pass_rows import find_text_rows
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
@@ -99,7 +99,7 @@ class HeadDrafter:
 
 
 class BlockwiseDrafter(HeadDrafter):
-    """A drafter with blockwise heads, which differ only in their layers (head_graph.py)."""
+    """A drafter with blockwise heads, which differ only in their layers (draft_files/head_graph.py)."""
 
     name: ClassVar[str] = BLOCKWISE
     order: ClassVar[int] = 18

@@ -18,12 +18,12 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Aborted, Context, NoSlot
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext, States
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.drafting.acceptance import MAX_RANKS, Acceptance
 from llmcli.runtime.drafting.base import Draft
-from llmcli.runtime.drafting.candidates import Candidates, fill_shape
-from llmcli.runtime.drafting.guesser import Guesser
-from llmcli.runtime.drafting.pass_rows import find_text_rows
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, choose_shape
+from llmcli.runtime.drafting.gain.acceptance import MAX_RANKS, Acceptance
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, choose_shape
+from llmcli.runtime.drafting.guesses.candidates import Candidates, fill_shape
+from llmcli.runtime.drafting.guesses.guesser import Guesser
+from llmcli.runtime.drafting.guesses.pass_rows import find_text_rows
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import RowLogits

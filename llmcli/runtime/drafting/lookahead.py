@@ -24,9 +24,9 @@ llama.cpp, examples/lookahead/lookahead.cpp. A right guess of the window is kept
 from collections.abc import Sequence as Rows
 from typing import ClassVar
 
-from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft, DrafterResources
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, chain_shape
+from llmcli.runtime.drafting.gain.acceptance import Acceptance
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.requests.token_tree import TEXT, TokenTree

@@ -18,9 +18,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft, DrafterResources
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, chain_shape
+from llmcli.runtime.drafting.gain.acceptance import Acceptance
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 

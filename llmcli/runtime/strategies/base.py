@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.pass_cost import PassCost
+from llmcli.runtime.drafting.gain.pass_cost import PassCost
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import DecodingStrategy

@@ -27,8 +27,8 @@ from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DraftState, RowObserver
 from llmcli.runtime.drafting.draft_length import DraftLength
-from llmcli.runtime.drafting.pass_cost import ROW_GROUP
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape
+from llmcli.runtime.drafting.gain.pass_cost import ROW_GROUP
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
 from llmcli.runtime.requests.draft_counts import DraftTally

@@ -19,7 +19,7 @@ from llmcli.config import has_rotated_cache
 from llmcli.errors import UserError
 from llmcli.runtime import model_identity
 from llmcli.runtime.binding.library import llama_cpp_version
-from llmcli.runtime.drafting import vocabulary_match
+from llmcli.runtime.drafting.draft_files import vocabulary_match
 from llmcli.runtime.scoring import chunk_scorer
 from llmcli.workflows.evaluation.models import (
     EvaluationSide,

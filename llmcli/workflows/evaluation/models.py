@@ -16,7 +16,7 @@ from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement import devices
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
-from llmcli.runtime.drafting import vocabulary_match
+from llmcli.runtime.drafting.draft_files import vocabulary_match
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring import chunk_scorer
 from llmcli.runtime.scoring.chunk_scorer import ChunkScorer

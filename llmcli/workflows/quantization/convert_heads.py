@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from llmcli.errors import UserError
 from llmcli.model_loader.quantize_file import find_model
-from llmcli.runtime.drafting import heads_file
-from llmcli.runtime.drafting.heads_file import BLOCKWISE, MEDUSA, HeadShapes
-from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
+from llmcli.runtime.drafting.draft_files import heads_file
+from llmcli.runtime.drafting.draft_files.heads_file import BLOCKWISE, MEDUSA, HeadShapes
+from llmcli.runtime.drafting.draft_files.vocabulary_match import vocabulary_hash
 from llmcli.text_input import expand_path
 from llmcli.workflows.quantization.convert_adapter import default_path
 from quant.checkpoint import pickles, safetensors

@@ -13,7 +13,7 @@ from llmcli.bench.spec.measure import (
     measure_task,
 )
 from llmcli.bench.spec.task_kinds import TaskKind
-from llmcli.runtime.drafting.pass_cost import PassCost
+from llmcli.runtime.drafting.gain.pass_cost import PassCost
 from llmcli.runtime.requests.draft_counts import DraftCounts
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from llmcli.bench.spec.speed_bound import SHORTEST_DRAFT, find_bound, guess_seconds
-from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
+from llmcli.runtime.drafting.gain.pass_cost import PASS_ROWS, PassCost
 from llmcli.runtime.requests.draft_counts import DraftCounts, DraftTally
 
 DEPTH = PASS_ROWS[-1] - 1

@@ -18,9 +18,9 @@ from llmcli.charts.chart import Plot, RowChart
 from llmcli.commands.bench.reports.spec import build_page
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model import AllocationError
-from llmcli.runtime.drafting.eagle3_match import EAGLE3
-from llmcli.runtime.drafting.heads_file import BLOCKWISE, MEDUSA, HeadShapes
-from llmcli.runtime.drafting.pass_cost import PassCost
+from llmcli.runtime.drafting.draft_files.eagle3_match import EAGLE3
+from llmcli.runtime.drafting.draft_files.heads_file import BLOCKWISE, MEDUSA, HeadShapes
+from llmcli.runtime.drafting.gain.pass_cost import PassCost
 from llmcli.runtime.requests.draft_counts import DraftCounts
 from llmcli.runtime.requests.request import RunOptions
 from tests.fixtures.cli import Done

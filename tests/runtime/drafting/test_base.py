@@ -12,6 +12,13 @@ from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.draft_settings import DraftSettings, open_speculation, parse_ngram_draft
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.draft_length import MAX_LOSS_SHARE, DraftLength
+from llmcli.runtime.drafting.gain.pass_cost import (
+    INITIAL_SWITCH_COST,
+    MEASURE_SECONDS,
+    PassCost,
+    measure_pass_cost,
+)
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.drafting.ngram import (
     INDEX_TOKENS,
     LENGTH_CLASSES,
@@ -19,13 +26,6 @@ from llmcli.runtime.drafting.ngram import (
     NgramDrafts,
     PromptLookup,
 )
-from llmcli.runtime.drafting.pass_cost import (
-    INITIAL_SWITCH_COST,
-    MEASURE_SECONDS,
-    PassCost,
-    measure_pass_cost,
-)
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, chain_shape
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
@@ -350,7 +350,7 @@ class RowDependentContext(FakeContext):
 def test_the_measurement_empties_the_context_and_finds_the_exact_rows(
     exact_rows: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.MEASURE_SECONDS", 1e9)
+    monkeypatch.setattr("llmcli.runtime.drafting.gain.pass_cost.MEASURE_SECONDS", 1e9)
     context = RowDependentContext(n_ctx=256)
     context.exact_rows = exact_rows
     pass_cost = measure_pass_cost(context)
@@ -361,7 +361,7 @@ def test_the_measurement_empties_the_context_and_finds_the_exact_rows(
 
 def test_a_slow_model_is_measured_with_as_few_passes_as_possible(monkeypatch: pytest.MonkeyPatch):
     for name in ("MEASURE_SECONDS", "MEASURE_PASSES"):
-        monkeypatch.setattr(f"llmcli.runtime.drafting.pass_cost.{name}", 0.0)
+        monkeypatch.setattr(f"llmcli.runtime.drafting.gain.pass_cost.{name}", 0.0)
     context = RowDependentContext(n_ctx=256)
     assert set(measure_pass_cost(context).ratios) == {1, 4}
     assert context.batches == [1, 1, 1, 1, 1, 4]
@@ -379,7 +379,9 @@ class SlowContext(RowDependentContext):
 
 def test_a_fast_model_is_measured_with_every_number_of_rows(monkeypatch: pytest.MonkeyPatch):
     context = SlowContext(n_ctx=256)
-    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.time.perf_counter", lambda: context.now)
+    monkeypatch.setattr(
+        "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: context.now
+    )
     assert measure_pass_cost(context).ratios == pytest.approx(FAST_MACHINE)
     assert context.batches[-9:] == [4, 4, 16, 8, 12, 4, 8, 12, 16]
     assert context.now < MEASURE_SECONDS
@@ -408,7 +410,9 @@ def test_the_time_of_the_measurement_grows_with_the_model(
 ) -> None:
     context = LargeModelContext(n_ctx=256)
     context.single_seconds = single_seconds
-    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.time.perf_counter", lambda: context.now)
+    monkeypatch.setattr(
+        "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: context.now
+    )
     cost = measure_pass_cost(context)
     assert set(cost.ratios) == measured
     assert cost.exact_rows == (16 if len(measured) == 5 else 8 if 8 in measured else 4)
@@ -434,7 +438,9 @@ def test_one_disturbed_pass_of_a_large_model_does_not_turn_drafting_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     context = DisturbedContext(n_ctx=256)
-    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.time.perf_counter", lambda: context.now)
+    monkeypatch.setattr(
+        "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: context.now
+    )
     assert measure_pass_cost(context).ratio(4) == pytest.approx(COSTS_OF_1B[4])
 
 
@@ -465,7 +471,9 @@ def test_drafting_is_off_by_default_if_logits_depend_on_the_number_of_rows():
 
 def test_recurrent_state_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch):
     context = SlowContext(n_ctx=256, is_recurrent=True)
-    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.time.perf_counter", lambda: context.now)
+    monkeypatch.setattr(
+        "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: context.now
+    )
     with open_drafting(DraftSettings("on"), context) as found:
         assert found is not None and found.drafters
 

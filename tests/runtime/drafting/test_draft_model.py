@@ -11,8 +11,8 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.base import Draft
+from llmcli.runtime.drafting.draft_files.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.drafting.draft_model import DraftModel
-from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence

@@ -16,11 +16,11 @@ from llmcli.runtime.binding.contexts import eagle_context
 from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
-from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.eagle3 import EagleDrafter
+from llmcli.runtime.drafting.gain.acceptance import Acceptance
+from llmcli.runtime.drafting.gain.tree_shape import TreeShape
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
-from llmcli.runtime.drafting.tree_shape import TreeShape
 from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.runner import Runner
 from quant.model_file.read_header import read_header

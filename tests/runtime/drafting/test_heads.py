@@ -15,15 +15,15 @@ from llmcli.runtime.binding.placement.model_placement import EVERYWHERE
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.base import Draft
-from llmcli.runtime.drafting.heads import HeadDrafter, HeadDrafts
-from llmcli.runtime.drafting.heads_file import (
+from llmcli.runtime.drafting.draft_files.heads_file import (
     BLOCKWISE,
     HEAD_METHODS,
     MEDUSA,
     HeadShapes,
     output_matrix,
 )
-from llmcli.runtime.drafting.tree_shape import TreeShape
+from llmcli.runtime.drafting.gain.tree_shape import TreeShape
+from llmcli.runtime.drafting.heads import HeadDrafter, HeadDrafts
 from quant.model_file.read_header import read_header
 from tests.fixtures.draft_heads import HeadWeights, write_heads
 from tests.fixtures.small_runner import (

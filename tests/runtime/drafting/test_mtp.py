@@ -11,10 +11,10 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.prediction_context import extensions, read_states
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
-from llmcli.runtime.drafting.acceptance import Acceptance
 from llmcli.runtime.drafting.base import Draft
+from llmcli.runtime.drafting.gain.acceptance import Acceptance
+from llmcli.runtime.drafting.gain.tree_shape import TreeShape
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
-from llmcli.runtime.drafting.tree_shape import TreeShape
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures.small_runner import (

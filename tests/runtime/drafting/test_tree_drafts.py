@@ -10,8 +10,8 @@ import pytest
 
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
-from llmcli.runtime.drafting.acceptance import Acceptance
-from llmcli.runtime.drafting.pass_rows import find_text_rows
+from llmcli.runtime.drafting.gain.acceptance import Acceptance
+from llmcli.runtime.drafting.guesses.pass_rows import find_text_rows
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.requests.token_tree import TokenTree

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from llmcli.runtime.drafting.base import Draft, Drafter
+from llmcli.runtime.drafting.gain.pass_cost import PassCost
+from llmcli.runtime.drafting.gain.tree_shape import TreeShape
 from llmcli.runtime.drafting.ngram import NgramDrafts, PromptLookup
-from llmcli.runtime.drafting.pass_cost import PassCost
-from llmcli.runtime.drafting.tree_shape import TreeShape
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.draft_counts import sum_counts

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from llmcli.runtime.drafting.base import Draft, DraftState
-from llmcli.runtime.drafting.candidates import Candidates, fill_shape
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, choose_shape
+from llmcli.runtime.drafting.guesses.candidates import Candidates, fill_shape
 from llmcli.runtime.drafting.ngram import PromptLookup
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, TreeShape, choose_shape
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import default_sampling

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from llmcli.runtime import runner
-from llmcli.runtime.drafting.head_graph import open_heads
-from llmcli.runtime.drafting.heads_file import HEAD_METHODS, read_heads
+from llmcli.runtime.drafting.draft_files.head_graph import open_heads
+from llmcli.runtime.drafting.draft_files.heads_file import HEAD_METHODS, read_heads
 from llmcli.workflows.quantization import convert_heads
 from quant.model_file.load_checks import HEADS_ARCHITECTURE
 from quant.model_file.read_header import read_header

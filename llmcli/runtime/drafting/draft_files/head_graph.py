@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.kernels.cpu_graph import CpuGraph, open_graph
-from llmcli.runtime.drafting.heads_file import BLOCKWISE, DraftHeads, output_matrix
+from llmcli.runtime.drafting.draft_files.heads_file import BLOCKWISE, DraftHeads, output_matrix
 from llmcli.runtime.drafting.top_tokens import top_tokens
 from quant.gguf.header import TensorInfo
 from quant.model_file.model_header import ModelHeader

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from llmcli.runtime.drafting.tree_shape import ShapeLimits, chain_shape, choose_shape
+from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, chain_shape, choose_shape
 from llmcli.runtime.requests.token_tree import TokenTree
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmcli.runtime.drafting.base import Draft, Probabilities
-from llmcli.runtime.drafting.tree_shape import TreeShape
+from llmcli.runtime.drafting.gain.tree_shape import TreeShape
 from llmcli.runtime.requests.token_tree import TEXT, TokenTree
 
 

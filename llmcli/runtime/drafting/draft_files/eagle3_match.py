@@ -5,7 +5,7 @@ where it cannot.
 from collections.abc import Iterator
 
 from llmcli.errors import UserError
-from llmcli.runtime.drafting.vocabulary_match import TOKENS_KEY, describe_difference
+from llmcli.runtime.drafting.draft_files.vocabulary_match import TOKENS_KEY, describe_difference
 from quant.gguf.header import GgufArray, TensorInfo
 from quant.model_file.model_header import ModelHeader
 

@@ -5,7 +5,7 @@ token, otherwise a token drawn with the sampling settings of the answer.
 import numpy as np
 
 from llmcli.runtime.drafting.base import Probabilities
-from llmcli.runtime.drafting.candidates import Candidates
+from llmcli.runtime.drafting.guesses.candidates import Candidates
 from llmcli.runtime.drafting.top_tokens import top_tokens
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.sampling.chain import NumpyChain, RowLogits, make_chain

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.errors import UserError
-from llmcli.runtime.drafting.vocabulary_match import vocabulary_hash
+from llmcli.runtime.drafting.draft_files.vocabulary_match import vocabulary_hash
 from quant.gguf.header import TensorInfo
 from quant.model_file.load_checks import HEADS_ARCHITECTURE, UNSUPPORTED_TYPES
 from quant.model_file.model_header import ModelHeader
