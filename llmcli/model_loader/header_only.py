@@ -27,8 +27,8 @@ from llmcli.units import format_size
 if TYPE_CHECKING:
     from quant.source.source import Source
 
-# how many bytes of a remote file are fetched first, and at most, to get its header
-FIRST_HEADER_BYTES, MAX_HEADER_BYTES = 1 << 18, 1 << 27  # of a GGUF
+# how many bytes of a remote GGUF are fetched first, and at most, to get its header
+FIRST_HEADER_BYTES, MAX_HEADER_BYTES = 1 << 18, 1 << 27
 
 
 @dataclass(frozen=True, slots=True)

@@ -736,3 +736,4 @@ def test_calibrated_prediction_layers_get_the_types_of_the_recipe(
         *("--moments", str(moments_file), "-o", str(gptq)),
     )
     assert done.code == 0, done.err
+    assert type_of(gptq) == "Q4_0"

@@ -125,7 +125,8 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     options = resolve_options.resolve_flash_attention(header, options, placement, config)
     drafting, obstacles = _choose_settings(names, draft, header, options, placement)
     if request.methods and obstacles:
-        raise next(iter(obstacles.values()))
+        name, obstacle = next(iter(obstacles.items()))
+        raise UserError(str(obstacle), hint=f"leave {name} out of --methods")
     opening = _OpenRequest(model.path, options, placement, drafting, config.native_sampling)
     results: dict[str, MethodResult] = {}
     failures: list[UserError] = []
@@ -164,7 +165,11 @@ def _require_use(request: SpecRequest, method: str) -> None:
             hint=f"add {method} to --methods, or leave out -md",
         )
     for name in request.methods:
-        require_draft_file("--methods", name, request.draft_ref if name == method else None)
+        if name in DRAFT_FILES and name != method:
+            raise UserError(
+                f"--methods {name} needs {DRAFT_FILES[name]}, but {request.draft_ref} is for {method}",
+                hint=f"leave {name} out of --methods, or name another file with -md",
+            )
 
 
 def _choose_settings(

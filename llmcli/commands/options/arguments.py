@@ -83,7 +83,7 @@ DraftMethod = Annotated[
     typer.Option(
         "--draft",
         metavar="METHOD",
-        help="Add what drafts need with this method, one of those of run.",
+        help="Add the memory of drafts by this method, as run --draft takes it.",
     ),
 ]
 Draft = Annotated[
@@ -98,7 +98,9 @@ Draft = Annotated[
 ]
 NgramDraft = Annotated[
     str,
-    typer.Option("--ngram-draft", metavar="MODE", help="Drafts from repetitions: on, off, auto."),
+    typer.Option(
+        "--ngram-draft", metavar="MODE", help="Draft from repetitions in the text: on, off, auto."
+    ),
 ]
 
 

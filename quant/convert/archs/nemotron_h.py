@@ -8,7 +8,8 @@ have a width. Heads are reordered as there, although they have no positions. Dif
 context length is that of config.json, and there is no rotary width.
 
 The layer of models with experts that predicts a further token (MTP) is stored as two, an attention
-layer and one of experts, which llama.cpp has as one block.
+layer and one of experts, which llama.cpp has as one block. The last norm of this block subtracts
+the mean in llama.cpp.
 """
 
 import re
@@ -41,6 +42,7 @@ OLD_NAMES = {"mamba": RECURRENT, "attention": ATTENTION}
 # The setting with the kinds of all layers, and all that config.json may have.
 KINDS_SETTING = "layers_block_type"
 KINDS_SETTINGS = (KINDS_SETTING, "layer_types", "hybrid_override_pattern")
+COUNT_SETTING = "num_nextn_predict_layers"
 # A tensor of one of the two layers that are the block that predicts a further token
 MTP_NAME = re.compile(r"mtp\.layers\.([01])\.(.+)", re.DOTALL)
 # Its names in these layers -> names in the block, where they are not equal
@@ -154,11 +156,20 @@ def check(config: CheckpointConfig) -> list[str]:
             ),
         ]
     checks.raise_problems(config, problems)
-    count = config.values.get("num_nextn_predict_layers")
-    return [
-        f"its {count} layers that predict further tokens (MTP) are not converted: llama.cpp "
-        "supports one"
-    ] * (count not in (None, 0, 1))
+    if config.values.get(COUNT_SETTING) and not converts_prediction(config):
+        supported = "one" if has_experts(config) else "them with experts only"
+        return [
+            "its layers that predict further tokens (MTP) are not converted: llama.cpp supports "
+            + supported
+        ]
+    return []
+
+
+def converts_prediction(config: CheckpointConfig) -> bool:
+    """Return whether a layer that predicts a further token is converted. llama.cpp supports one, of
+    models with experts. Some config.json do not count these layers.
+    """
+    return has_experts(config) and config.values.get(COUNT_SETTING) in (None, 0, 1)
 
 
 def keys(config: CheckpointConfig) -> list[ArchKey]:
@@ -256,7 +267,7 @@ def prediction_name(config: CheckpointConfig, name: str) -> str:
     block; any other name unchanged. If there are more such layers, no name changes.
     """
     match = MTP_NAME.fullmatch(name)
-    if match is None or config.values.get("num_nextn_predict_layers") not in (None, 0, 1):
+    if match is None or not converts_prediction(config):
         return name
     layer, rest = match.groups()
     block = config.get_int("num_hidden_layers")
@@ -323,6 +334,8 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     stores them, under names that the gguf package knows. MTP layers that are not converted are left
     out.
     """
+    if not converts_prediction(config):
+        tensors = {name: item for name, item in tensors.items() if not name.startswith("mtp.")}
     prepared = state_space.prepare_mixers(config.get_int("n_groups"), tensors)
     result = block_tensors.rename_tensors(prepared, _known_name)
     if not has_experts(config):
@@ -334,12 +347,10 @@ def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     }
 
 
-def _known_name(name: str) -> str | None:
+def _known_name(name: str) -> str:
     """Return the name of a tensor in the gguf package's tables, or of experts as stack_experts()
-    reads it; None for a tensor of an MTP layer that is not converted.
+    reads it.
     """
-    if name.startswith("mtp."):
-        return None
     if MODEL_NAME.fullmatch(name):
         return name
     known = re.sub(r"^model\.", "backbone.", name)

@@ -108,8 +108,8 @@ def test_the_drafts_of_a_file_are_measured_beside_those_without_one(
     ("methods", "code", "message"),
     [
         ("ngram", 1, "-md DRAFT is for the method medusa, which --methods does not name"),
-        ("medusa,model", 2, "--methods model needs a draft model"),
-        ("medusa,eagle3", 2, "--methods eagle3 needs an EAGLE-3 draft of the model"),
+        ("medusa,model", 1, "--methods model needs a draft model"),
+        ("medusa,eagle3", 1, "--methods eagle3 needs an EAGLE-3 draft of the model"),
     ],
 )
 def test_a_draft_file_without_use_is_refused(
@@ -192,7 +192,7 @@ def test_the_default_context_has_room_for_the_answers(
     [
         (("--methods", "magic"), 1, "--methods: unknown value 'magic'", "ngram"),
         (("--methods", "model"), 2, "--methods model needs a draft model", "-md REF"),
-        (("--methods", "mtp"), 1, "no layers that predict", "--no-mtp"),
+        (("--methods", "mtp"), 1, "no layers that predict", "leave mtp out of --methods"),
         (("--tasks", "poem"), 1, "--tasks: unknown value 'poem'", "summary"),
         (("-ctk", "q9"), 1, "cache type", ""),
         (("-c", "64"), 1, "the context holds 256 tokens", "--ctx-size"),

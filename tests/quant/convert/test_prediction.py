@@ -220,7 +220,32 @@ def test_several_prediction_layers_of_nemotron_are_left_out_and_told(
     tiny_checkpoint.edit(folder / "config.json", num_nextn_predict_layers=2)
     source = checkpoint_source.open_checkpoint(folder)
     assert source.facts.prediction_layers == 0
-    assert any("its 2 layers that predict further tokens" in note for note in source.notes)
+    assert any("are not converted: llama.cpp supports one" in note for note in source.notes)
+
+
+def test_nemotron_without_experts_says_that_its_prediction_layer_is_left_out(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
+    case = next(case for case in families.cases() if case.hf == predicting_checkpoint.NEMOTRON)
+    folder = families.build(case, tmp_path / "model")
+    tiny_checkpoint.edit(folder / "config.json", num_nextn_predict_layers=1)
+    tensors = tiny_checkpoint.read(folder / "model.safetensors")
+    extra = {"mtp.layers.0.eh_proj.weight": np.ones((256, 512), np.float32)}
+    tiny_checkpoint.save(folder / "model.safetensors", tensors | extra)
+    source = checkpoint_source.open_checkpoint(folder)
+    assert source.facts.prediction_layers == 0
+    assert any("llama.cpp supports them with experts only" in note for note in source.notes)
+
+
+def test_unknown_tensors_beside_nemotron_s_prediction_layer_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint")
+    folder = predicting_checkpoint.build(predicting_checkpoint.NEMOTRON, tmp_path / "model")
+    tensors = tiny_checkpoint.read(folder / "model.safetensors")
+    extra = {"mtp.layers.2.norm.weight": np.ones(256, np.float32)}
+    tiny_checkpoint.save(folder / "model.safetensors", tensors | extra)
+    with pytest.raises(UserError, match=r"mtp\.layers\.2\.norm\.weight"):
+        checkpoint_source.open_checkpoint(folder)
 
 
 def test_every_class_with_prediction_layers_is_tested() -> None:
