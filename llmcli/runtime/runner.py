@@ -290,10 +290,11 @@ class Runner:
             )
             drafters = loaded.drafters if uses_repetitions else others
             only_exact = ngram == "auto" and not others and not is_named
-            max_rows = loaded.exact_rows if only_exact else loaded.max_rows
-            speculation = (
-                replace(loaded, drafters=drafters, max_rows=max_rows) if drafters else None
-            )
+            speculation = replace(loaded, drafters=drafters) if drafters else None
+            if speculation and only_exact:
+                speculation = replace(
+                    speculation, max_rows=loaded.exact_rows, is_reproducible=True, max_branches=1
+                )
             self.engine.resources = replace(self.engine.resources, speculation=speculation)
         return True
 

@@ -211,6 +211,11 @@ def split_passages(text: str) -> Iterator[str]:
         yield passage.strip()
 
 
+def part_of(prompt: Prompt) -> str:
+    """Return the part of the passages that a prompt belongs to."""
+    return {0: MEASURED, 1: CHOOSING}.get(prompt.passage % HELD_OUT_STEP, TRAINED)
+
+
 def answer_prompts(runner: Runner, args: argparse.Namespace) -> Iterator[AnsweredPrompt]:
     """Yield the prompts with their greedy answers. Prompts of more than MAX_PROMPT_TOKENS are left
     out.
@@ -222,22 +227,22 @@ def answer_prompts(runner: Runner, args: argparse.Namespace) -> Iterator[Answere
         for prompt in choose_prompts(args.answers, args.seed)
     ]
     short = [found for found in encoded if len(found[1]) <= MAX_PROMPT_TOKENS]
+    if missing := {TRAINED, CHOOSING, MEASURED} - {part_of(prompt) for prompt, _ in short}:
+        sys.exit(f"no prompts of the part {min(missing)}: give more --answers or another --seed")
     for first in range(0, len(short), ANSWERS_AT_ONCE):
-        part = short[first : first + ANSWERS_AT_ONCE]
+        batch = short[first : first + ANSWERS_AT_ONCE]
         ids = [
             engine.submit(Request(tokens, greedy, max_tokens=args.tokens, strategy="plain"))
-            for _, tokens in part
+            for _, tokens in batch
         ]
         while engine.is_busy:
             engine.step()
-        for number, (prompt, tokens) in zip(ids, part, strict=True):
+        for number, (prompt, tokens) in zip(ids, batch, strict=True):
             answer = engine.pop_answer(number)
             if answer.error:
                 raise answer.error
             text = [*tokens, *(token.id for token in answer.tokens)]
-            held_out = {0: MEASURED, 1: CHOOSING}
-            part = held_out.get(prompt.passage % HELD_OUT_STEP, TRAINED)
-            yield AnsweredPrompt(text, len(tokens), part)
+            yield AnsweredPrompt(text, len(tokens), part_of(prompt))
 
 
 def read_examples(
@@ -379,7 +384,7 @@ def train(
         adam.zero_grad()
         total.backward()
         adam.step()
-        if (step + 1) % EVALUATION_STEPS == 0:
+        if (step + 1) % EVALUATION_STEPS == 0 or step + 1 == args.steps:
             shown = " ".join(f"{loss.item():.3f}" for loss in losses)
             found = copy_parameters(parameters)
             tokens = 1 + np.cumprod(acceptance(found, choosing, output, args)).sum()

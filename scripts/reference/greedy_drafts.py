@@ -18,13 +18,13 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.bench.spec.task_kinds import TASK_NAMES, load_task_kind
-from llmcli.runtime import draft_settings
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.draft_files.heads_file import read_heads
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
@@ -40,6 +40,7 @@ QUESTIONS = (
 GREEDY = default_sampling().with_values({"temp": 0})
 # Of log-probabilities. Between passes of other shapes, logits of a 4-bit model differ by more.
 MAX_TIE = 0.5
+COUNTS = ("n_drafted", "n_accepted")
 
 
 def load_prompts(count: int) -> list[str]:
@@ -72,20 +73,22 @@ def answer(runner: Runner, prompt: str, n_tokens: int, strategy: str) -> Answer:
 def list_ways(args: argparse.Namespace) -> Iterator[tuple[str, DraftSettings]]:
     """Yield the ways to draft, and their settings."""
     for method in ("ngram", "pool", "lookahead"):
-        yield method, DraftSettings(method=method)
-    yield "lookahead-tree", DraftSettings(method="lookahead")
+        yield method, DraftSettings(method=method, measures=True)
+    yield "lookahead-tree", DraftSettings(method="lookahead", measures=True)
     if args.model_draft:
         for way in ("model", "model-tree"):
-            yield way, DraftSettings(method="model", model=args.model_draft)
-        yield "joint-tree", DraftSettings(ngram="on", model=args.model_draft)
+            yield way, DraftSettings(method="model", model=args.model_draft, measures=True)
+        yield "joint-tree", DraftSettings(ngram="on", model=args.model_draft, measures=True)
     for file in args.heads:
         heads = read_heads(read_header(file))
         method = heads.shapes.method
         for way in (method, f"{method}-tree"):
-            yield way, DraftSettings(method=method, heads=heads)
+            yield way, DraftSettings(method=method, heads=heads, measures=True)
 
 
-def open_drafting(args: argparse.Namespace, drafting: DraftSettings) -> Runner:
+def open_drafting(
+    args: argparse.Namespace, drafting: DraftSettings
+) -> AbstractContextManager[Runner]:
     """Return a context manager of a runner."""
     options = RunOptions(
         ctx_size=2048, threads=args.threads, cache_type_k=args.cache, cache_type_v=args.cache
@@ -101,6 +104,8 @@ def tie(plain: Answer, found: Answer) -> float | None:
     at = common_prefix(*texts)
     if at == len(texts[0]):
         return None
+    if at == len(texts[1]):
+        return float("inf")
     scores = {one.token: one.logprob for one in plain.top_logprobs[at]}
     return scores[texts[0][at]] - scores.get(texts[1][at], -float("inf"))
 
@@ -119,7 +124,6 @@ def main() -> int:
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--ways", nargs="+")
     args = parser.parse_args()
-    draft_settings._pays = lambda cost, max_rows: True
     prompts, worst = load_prompts(args.prompts), 0.0
     with open_drafting(args, NO_DRAFTING) as runner:
         plain = [answer(runner, prompt, args.tokens, "plain") for prompt in prompts]
@@ -145,8 +149,6 @@ def main() -> int:
         )
     return int(worst > MAX_TIE)
 
-
-COUNTS = ("n_drafted", "n_accepted")
 
 if __name__ == "__main__":
     sys.exit(main())

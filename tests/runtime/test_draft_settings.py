@@ -123,6 +123,9 @@ def test_ngram_drafts_are_switched_without_loading_the_model_again(
             for value, strategy in {"off": "plain", **expected}.items():
                 assert opened.set_ngram_draft(value)
                 assert (opened.ngram_draft, opened.default_strategy()) == (value, strategy)
+                speculation = opened.engine.resources.speculation
+                if value == "auto" and speculation:  # only drafts that change no bit
+                    assert speculation.is_reproducible and speculation.max_branches == 1
     with open_runner(
         runner.header.path, options, raw=True, drafting=DraftSettings("off")
     ) as without:

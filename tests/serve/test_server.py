@@ -22,6 +22,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.serve import server
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from tests.api.forms.test_openai_chat import HELLO, client
+from tests.fixtures.event_loop import run_within
 from tests.fixtures.fakes import FakeContext, fake_runner
 from tests.fixtures.server import CHAT, Served, serving
 
@@ -45,7 +46,7 @@ def wait_until_idle(served: Served) -> None:
         ):
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(wait(), 30))
+    run_within(30, wait())
     served.bridge.runner.engine.ledger.check()
 
 

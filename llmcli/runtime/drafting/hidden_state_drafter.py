@@ -62,9 +62,8 @@ class HiddenStateDrafter(ABC):
         self.n_compared = 0
         # the rows of a tree of tokens, and their states; the text shows later which of them it has
         self.tree: tuple[BatchRows, States] | None = None
-        self.has_failed = (
-            False  # whether llama.cpp could not compute the layers; then nothing is drafted
-        )
+        # whether llama.cpp could not compute the layers; then nothing is drafted
+        self.has_failed = False
         target.on_computed = self.observe
 
     @abstractmethod

@@ -18,7 +18,8 @@ first: it saves time only where many rows cost hardly more than one, as on GPUs.
 --draft names it.
 
 Source: Fu et al. 2024, Break the Sequential Dependency of LLM Inference Using Lookahead Decoding;
-llama.cpp, examples/lookahead/lookahead.cpp. A right guess of the window is kept here, too.
+llama.cpp, examples/lookahead/lookahead.cpp. Here, a right guess of the window is kept, too, and the
+window moves by one place in a pass, however many guesses were right.
 """
 
 from collections.abc import Sequence as Rows
@@ -34,6 +35,7 @@ from llmcli.runtime.sampling.chain import RowLogits
 
 COLUMNS, LEVELS = 4, 3  # of the window
 WINDOW_NODES = COLUMNS - 1 + COLUMNS * (LEVELS - 1)
+WINDOW_DEPTHS = COLUMNS - 1 + LEVELS - 1
 POOL_PATHS, POOL_DEPTHS = 3, 3  # paths from the pool in a tree, and their length at most
 FIRST_CHANCE = 0.5  # chance of a guess before any guess was checked
 MAX_POOL_ENTRIES = 1 << 16  # the oldest are dropped
@@ -110,11 +112,9 @@ class LookaheadDrafts:
         """
         predicted = list(self.levels[-1])
         for column in range(COLUMNS):
-            node: int | None = TEXT
-            for token in self._column(column):
-                node = None if node is None else tree.find_next(node, token)
-            if node is not None:
-                predicted[column] = after[node]
+            path: list[int] = []
+            if tree.follow(path, self._column(column)):
+                predicted[column] = after[path[-1]]
         self.levels = [*self.levels[1:], predicted]
 
     def _column(self, column: int) -> list[int]:
@@ -154,18 +154,16 @@ class LookaheadDrafts:
         firsts = self._find(self.tokens[-2:])[::-1][: min(POOL_PATHS, limits.n_branches - COLUMNS)]
         n_depths, n_nodes = min(POOL_DEPTHS, limits.n_depths), limits.n_nodes - WINDOW_NODES
         paths = [self._continue([first], n_depths) for first in firsts]
-        candidates = TokenTree.merge(paths).shorten(n_nodes)
-        pool_paths = [
-            [candidates.tokens[node] for node in candidates.path(leaf)]
-            for leaf in candidates.leaves()
-        ]
-        return TokenTree.merge([*pool_paths, *map(self._column, range(COLUMNS))])
+        tree = TokenTree.merge(paths).shorten(n_nodes)
+        for column in range(COLUMNS):
+            tree = tree.add_path(self._column(column))
+        return tree
 
     def shape(self, limits: ShapeLimits) -> TreeShape:
         if not self.tokens:
             return TreeShape()
         has_room = limits.n_nodes > WINDOW_NODES and limits.n_branches > COLUMNS
-        if not has_room or limits.n_depths < COLUMNS + LEVELS:
+        if not has_room or limits.n_depths < WINDOW_DEPTHS:
             count = limits.chain_length
             self.tree = TokenTree.chain(self._guess_path(count))
             return chain_shape([best for (best,) in self.acceptance.chances(count)])

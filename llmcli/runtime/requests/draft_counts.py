@@ -12,7 +12,8 @@ class DraftCounts:
 
     - `guesses`: the number of drafts with a guess. `checked`: how many of them the model has drawn a
       token for, because all guesses before were right. `right`: how many of these had it.
-    - `seconds`: the time for making the drafts, without reading the text before them.
+    - `seconds`: the time for making the drafts, with checkpoints before them and without reading the
+      text.
 
     A guess is not checked either if the answer ended before it.
     """

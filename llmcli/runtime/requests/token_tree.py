@@ -30,18 +30,10 @@ class TokenTree:
     @classmethod
     def merge(cls, paths: Sequence[Sequence[int]]) -> "TokenTree":
         """Return a tree with these paths, the first of which is the main path."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        nodes: dict[tuple[int, int], int] = {}
+        tree = cls()
         for path in paths:
-            node = TEXT
-            for token in path:
-                if (node, token) not in nodes:
-                    nodes[node, token] = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                node = nodes[node, token]
-        return cls(tuple(tokens), tuple(parents))
+            tree = tree.add_path(path)
+        return tree
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -120,7 +112,9 @@ class TokenTree:
 
     def main_path(self) -> list[int]:
         """Return the nodes of the main path."""
-        return self.path(self.leaves()[0]) if self.tokens else []
+        if self.is_chain:
+            return list(range(len(self)))
+        return self.path(self.leaves()[0])
 
     def branches(self) -> list[tuple[int, ...]]:
         """Return for each node the numbers of the paths that contain it. They are numbered as in

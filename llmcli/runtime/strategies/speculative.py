@@ -27,7 +27,7 @@ from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DraftState, RowObserver
 from llmcli.runtime.drafting.draft_length import DraftLength
-from llmcli.runtime.drafting.gain.pass_cost import ROW_GROUP
+from llmcli.runtime.drafting.gain.pass_cost import round_up_rows
 from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
@@ -147,30 +147,32 @@ class SpeculativeStrategy(GuidedStrategy):
             return
         draft = drafter.draft(shape)
         parts = [(drafter, draft)]
-        tree = self._add_free_guesses(drafter, draft, parts, limit) if draft.tree else draft.tree
+        tree = draft.tree
+        if tree and self.draft_length.max_branches > 1:
+            tree = self._add_free_guesses(tree, parts, limit)
         sequence.draft = tree
         self.last_draft = _JointDraft(tuple(parts), perf_counter() - start_time)
 
     def _add_free_guesses(
-        self, drafter: DraftState, draft: Draft, parts: list[tuple[DraftState, Draft]], limit: float
+        self, tree: TokenTree, parts: list[tuple[DraftState, Draft]], limit: float
     ) -> TokenTree:
         """Return the tree of a draft with the guesses of those other drafters that take no time, as
-        far as the pass has room for them without more cost. Add their drafts to `parts`.
+        far as the pass has room for them without more cost. `parts`: the draft, to which theirs are
+        added.
         """
-        tree, max_branches = draft.tree, self.draft_length.max_branches
-        n_rows = min(-(-(len(tree) + 1) // ROW_GROUP) * ROW_GROUP, self.draft_length.max_rows)
+        n_rows = min(round_up_rows(self.pass_rows + len(tree)), self.draft_length.max_rows)
+        n_nodes, drafter = n_rows - self.pass_rows, parts[0][0]
         for other in self.drafters:
-            n_depths = int(min(n_rows - 1, limit))
-            if other is drafter or max_branches == 1 or len(tree) + 1 >= n_rows:
+            if other is drafter or len(tree) >= n_nodes:
                 continue
             if other.cost_seconds(1) or other.reading_seconds():
                 continue
-            shape = other.shape(ShapeLimits(n_rows - 1, n_depths))
+            shape = other.shape(ShapeLimits(n_nodes, int(min(n_nodes, limit))))
             if not shape:
                 continue
             found = other.draft(shape)
-            larger = tree.add_path(found.tree.tokens).shorten(n_rows - 1)
-            if len(larger) > len(tree) and len(larger.leaves()) <= max_branches:
+            larger = tree.add_path(found.tree.tokens).shorten(n_nodes)
+            if len(larger) > len(tree) and len(larger.leaves()) <= self.draft_length.max_branches:
                 tree = larger
                 parts.append((other, found))
         return tree

@@ -189,8 +189,6 @@ def _arrange(
                 f"{stored.name[:80]!r}",
                 hint="fetch the checkpoint again",
             )
-        if not stored.shape:
-            raise _incomplete(folder, f"{stored.name[:80]} is {list(stored.shape)}")
         named[gguf_name] = stored
     n_heads = 1 + max(
         (int(name.split(".")[1]) for name in named if name.startswith("head.")), default=-1

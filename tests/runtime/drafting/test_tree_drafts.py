@@ -4,6 +4,8 @@ rank are kept, and the layers that read hidden states get those of the kept path
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from math import exp, sqrt
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,19 @@ from llmcli.runtime.requests.token_tree import TokenTree
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.strategies.speculative import SpeculativeStrategy
-from tests.fixtures.small_runner import answer, check_drafted_cells, draft_always, ids, open_small
+from tests.fixtures.small_runner import (
+    answer,
+    check_drafted_cells,
+    draft_always,
+    ids,
+    make_request,
+    open_small,
+)
 from tests.quant import tiny_gguf
 
 CHANCES = (0.4, 0.3, 0.2, 0.1)
+FOUR = range(10, 14)
+ONLY_FOUR = tuple(f"{token}+100" for token in FOUR)
 PROMPTS = (list(range(3, 40)), list(range(90, 100)))
 
 
@@ -95,7 +106,7 @@ def test_paths_of_any_rank_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Four tokens are about equally likely, so that the guesses of all ranks are."""
-    even = {"temp": 1.5, "logit_bias": tuple(f"{token}+100" for token in range(10, 14))}
+    even = {"temp": 1.5, "logit_bias": ONLY_FOUR}
     with open_drafting(target, method, tmp_path) as runner:
         counts = None
         if method == "eagle3":
@@ -106,6 +117,51 @@ def test_paths_of_any_rank_are_kept(
     n_other = sum(path[: len(path)] != tree.main_path()[: len(path)] for tree, path in kept)
     assert n_other > 5
     assert counts is None or max(counts) > len(PROMPTS[0]) + 30
+
+
+@pytest.mark.parametrize("method", ["model", "eagle3"])
+def test_tokens_of_trees_are_drawn_with_the_probabilities_of_the_model(
+    target: Path, method: str, tmp_path: Path, kept: list[tuple[TokenTree, list[int]]]
+) -> None:
+    """Only four tokens can be drawn. Each is drawn about as often as the sum of its probabilities."""
+    values = {"temp": 1, "top_k": 0, "top_p": 1, "min_p": 0, "logit_bias": ONLY_FOUR}
+    found, expected, variance = dict.fromkeys(FOUR, 0), dict.fromkeys(FOUR, 0.0), 0.0
+    with open_drafting(target, method, tmp_path) as runner:
+        for seed in range(20):
+            request = make_request(runner, PROMPTS[0], 40, seed=seed, **values)
+            stream = runner.reply(
+                replace(request, logprobs=True, top_logprobs=runner.model.n_vocab)
+            )
+            list(stream)
+            for token, scores in zip(ids(stream.answer), stream.answer.top_logprobs, strict=True):
+                found[token] += 1
+                weights = {top.token: exp(top.logprob) for top in scores if top.token in FOUR}
+                for other, weight in weights.items():
+                    share = weight / sum(weights.values())
+                    expected[other] += share
+                    variance += share * (1 - share) / 4
+    assert sum(not tree.is_chain and bool(path) for tree, path in kept) > 50
+    assert max(abs(found[token] - expected[token]) for token in FOUR) < 3 * sqrt(variance)
+
+
+def test_a_second_turn_continues_the_rows_of_the_last_tree(
+    target: Path,
+    tmp_path: Path,
+    kept: list[tuple[TokenTree, list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some answers end with a tree. The next turn extends their text."""
+    with open_drafting(target, "eagle3", tmp_path) as runner:
+        (drafter,) = runner.engine.resources.speculation.drafters
+        counts = check_drafted_cells(drafter, monkeypatch)
+        n_trees = 0
+        for count in range(20, 30):
+            text = (*PROMPTS[0], count, *ids(answer(runner, (*PROMPTS[0], count), count)))
+            n_trees += not kept[-1][0].is_chain
+            counts.clear()
+            answer(runner, (*text, *PROMPTS[1]))
+            assert counts[0] >= len(text) + len(PROMPTS[1]) - 2
+        assert n_trees > 2
 
 
 def test_the_rows_of_the_text_are_found_in_a_tree() -> None:

@@ -379,7 +379,8 @@ def test_work_is_completed_if_its_caller_is_cancelled_several_times(cancellation
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        await asyncio.wait_for(is_done.wait(), 30)
+        async with asyncio.timeout(30):
+            await is_done.wait()
         return True
 
     assert asyncio.run(complete())
@@ -412,7 +413,8 @@ def test_the_worker_stops_at_once_after_it_was_woken(folder: Path, n_yields: int
         batches._chores.set()
         for _ in range(n_yields):
             await asyncio.sleep(0)
-        await asyncio.wait_for(batches.stop(), 20)
+        async with asyncio.timeout(20):
+            await batches.stop()
 
     with served_api(folder) as (served, api):
         wait(api, create(api, chat_line("a")))

@@ -225,7 +225,8 @@ def test_an_engine_error_is_raised_in_readers_and_in_close() -> None:
         with pytest.raises(ZeroDivisionError):
             bridge.answer(request())
 
-        await asyncio.wait_for(bridge.drain(0), 10)  # returns although the engine is dead
+        async with asyncio.timeout(10):  # returns although the engine is dead
+            await bridge.drain(0)
 
     with pytest.raises(ZeroDivisionError):
         run(scenario, before=fail)
@@ -301,7 +302,8 @@ def test_a_wrong_state_of_the_engine_ends_it() -> None:
     async def scenario(bridge: EngineBridge) -> None:
         with pytest.raises(AssertionError, match="the ledger is wrong"):
             await bridge.run_on_engine_thread(wrong, is_vital=True)
-        await asyncio.wait_for(bridge.drain(0), 10)
+        async with asyncio.timeout(10):
+            await bridge.drain(0)
         with pytest.raises(AssertionError):
             await answer_texts(bridge, request())
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llmcli.serve.http import body_budget
+from tests.fixtures.event_loop import run_within
 from tests.fixtures.server import Served
 from tests.serve.http.routes.test_websocket import open_websocket
 from tests.serve.http.test_errors import post
@@ -78,7 +79,7 @@ def test_large_bodies_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         last.send(body_budget.SMALL_BODY_BYTES + 1, more=False)
         await asyncio.gather(disconnecting.task, last.task)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    run_within(30, scenario())
 
 
 async def stream_until_disconnect(scope: Any, receive: Any, send: Any) -> None:
@@ -107,7 +108,7 @@ def test_a_disconnect_during_a_stream_reserves_nothing(monkeypatch: pytest.Monke
         await first.task
         second.task.cancel()
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    run_within(10, scenario())
 
 
 def test_a_large_body_without_memory_gets_retry_after(

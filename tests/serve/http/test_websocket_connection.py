@@ -14,6 +14,7 @@ from websockets.uri import parse_uri
 from llmcli.serve.http import body_budget, websocket_connection
 from llmcli.serve.http.body_budget import SMALL_BODY_BYTES, BodyBudget
 from llmcli.serve.http.websocket_connection import RESERVATION_KEY, WebSocketConnection
+from tests.fixtures.event_loop import run_within
 from tests.fixtures.server import Served
 from tests.serve.http.routes.test_websocket import open_websocket
 
@@ -111,7 +112,7 @@ def run_scenario(scenario: Callable[[BodyBudget], Any]) -> None:
     async def run() -> None:
         await scenario(BodyBudget(LARGEST))
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    run_within(30, run())
 
 
 def test_large_messages_wait_for_memory(

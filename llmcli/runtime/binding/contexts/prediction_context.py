@@ -54,6 +54,7 @@ def prediction_options(options: ContextOptions) -> ContextOptions:
         n_outputs=1,
         can_append=False,
         n_rs_seq=0,
+        n_branches=0,
         outputs_states=False,
         outputs_final_states=False,
     )

@@ -54,8 +54,8 @@ class PassCost:
 
     - `switch_cost`: the additional time of the first pass of one row after a pass of several rows,
       as a fraction of `single_seconds`. llama.cpp then builds its graph again.
-    - `checkpoint_seconds`: the time of taking a checkpoint before a draft, and of going back to it;
-      0 until one was taken.
+    - `checkpoint_seconds`: the time of taking a checkpoint before a draft; 0 until one was taken.
+      Going back to it is assumed to take as long.
     - `exact_rows`: up to this many rows in a pass, each row had bit-equal logits to a pass of one
       row.
 
@@ -83,7 +83,7 @@ class PassCost:
         """Return T(rows) / T(1). `rows` is rounded up to a multiple of four. Ratios that were not
         measured are interpolated or extrapolated linearly, so that they never fall with more rows.
         """
-        rows = _round_up(rows)
+        rows = round_up_rows(rows)
         measured = self.ratios.get(rows)
         if measured is not None:
             return measured
@@ -119,7 +119,7 @@ class PassCost:
         ratio = self.ratio(rows)
         deviation = min(seconds / (single * ratio), 2.0) - 1
         self.single_seconds = single * (1 + SPEED_WEIGHT * deviation)
-        rows = _round_up(rows)
+        rows = round_up_rows(rows)
         n_before = self.n_passes.get(rows, 0)
         self.n_passes[rows] = n_before + 1
         weight = max(RATIO_WEIGHT, 1 / (2 + n_before)) if deviation < 0 else RATIO_WEIGHT
@@ -147,7 +147,7 @@ class PassCost:
         self.checkpoint_seconds = expected + SPEED_WEIGHT * (min(seconds, 2 * expected) - expected)
 
 
-def _round_up(rows: int) -> int:
+def round_up_rows(rows: int) -> int:
     """Return the next multiple of four, because a pass of so many rows costs the same. 1 stays
     1.
     """

@@ -64,7 +64,7 @@ class TreeShape:
         return TokenTree(self.ranks, self.parents).n_depths
 
     def widths(self) -> list[int]:
-        """Return for each depth how many ranks the nodes there have, from 0 to the largest."""
+        """Return for each depth how many guesses of a token it needs: one more than its largest rank."""
         widths: list[int] = []
         for depth, rank in zip(self.depths(), self.ranks, strict=True):
             widths += [0] * (depth + 1 - len(widths))
