@@ -55,6 +55,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine",),
         ("scoring",),
         ("draft_settings", "reproducible"),
+        ("open_speculation",),
         ("runner",),
         ("kv_state_file", "sinks_support"),
     ),

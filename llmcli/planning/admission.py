@@ -22,7 +22,7 @@ from llmcli.planning.prediction import upper_bound
 from llmcli.planning.prediction.cache_layout import cache_bytes_by_layer
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.model import AllocationError
-from llmcli.runtime.draft_settings import layer_input_bytes
+from llmcli.runtime.drafting.draft_contexts import layer_input_bytes
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_size
 from quant.model_file import load_checks, read_header

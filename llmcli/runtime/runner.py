@@ -29,7 +29,6 @@ from llmcli.runtime.draft_settings import (
     MIN_DRAFT_ROWS,
     NO_DRAFTING,
     DraftSettings,
-    open_speculation,
     uses_gpu,
 )
 from llmcli.runtime.drafting.ngram import PromptLookup
@@ -39,6 +38,7 @@ from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.prefill_context import PrefillContext
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.model_identity import file_stamp
+from llmcli.runtime.open_speculation import DraftTarget, open_speculation
 from llmcli.runtime.requests.beam_settings import TooManyBeams
 from llmcli.runtime.requests.end_conditions import NO_CONDITIONS
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
@@ -594,7 +594,7 @@ def open_runner(
             else None
         )
         speculation = stack.enter_context(
-            open_speculation(drafting, header, model, context, options, placement)
+            open_speculation(drafting, DraftTarget(header, model, context, options, placement))
         )
         parts = OpenedParts(
             header,

@@ -53,8 +53,8 @@ from llmcli.runtime.binding.contexts.prediction_context import prediction_option
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
-from llmcli.runtime.draft_settings import eagle_context_options
 from llmcli.runtime.drafting.base import Drafter
+from llmcli.runtime.drafting.draft_contexts import eagle_context_options
 from llmcli.runtime.drafting.draft_files.eagle3_match import count_layers, read_layers
 from llmcli.runtime.drafting.draft_files.head_graph import open_heads
 from llmcli.runtime.drafting.draft_files.heads_file import MEDUSA, HeadShapes, read_heads

@@ -110,7 +110,7 @@ def test_the_output_buffer_has_the_requested_number_of_rows(stories_gguf: Path):
 def test_ngram_drafts_are_switched_without_loading_the_model_again(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda curve, most: True)
     strategies = {
         "f16": {"auto": "plain", "on": "speculative"},
         "q8_0": {"auto": "speculative", "on": "speculative"},
@@ -140,7 +140,7 @@ def test_the_pool_is_switched_like_prompt_lookup(
     """A named method drafts with every cache. The timing line does not call it of no use when it is
     switched off.
     """
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda curve, most: True)
     options = replace(runner.options, cache_type_k=cache_type, cache_type_v=cache_type)
     options = replace(options, reproducible=False)
     drafting = DraftSettings(method="pool")

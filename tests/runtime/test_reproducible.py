@@ -253,7 +253,7 @@ def test_a_draft_model_does_not_change_the_sampled_tokens(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its speed, which determines how often it drafts, does not change them either."""
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda curve, most: True)
     with runner(weights) as opened:
         (plain,) = answers(opened, random_tokens(30), sampling=SAMPLED, max_tokens=40)
     options = reproducible.with_required_options(RunOptions(ctx_size=512, threads=1))

@@ -298,7 +298,7 @@ def _open_draft_planner(
     context; None without one.
     """
     from llmcli.planning.dry_runs.memory_plan import open_memory_planner
-    from llmcli.runtime.draft_settings import draft_file_options
+    from llmcli.runtime.drafting.draft_contexts import draft_file_options
     from llmcli.runtime.drafting.draft_files.eagle3_match import is_eagle3
     from quant.model_file import read_header
 

@@ -26,7 +26,10 @@ from llmcli.runtime.binding.placement.devices import HOST_DEVICE, BufferType
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.binding.trials.dry_run import DryRun, dry_run
-from llmcli.runtime.draft_settings import draft_file_options, layer_input_bytes
+from llmcli.runtime.drafting.draft_contexts import (
+    draft_file_options,
+    layer_input_bytes,
+)
 from quant.model_file.model_header import ModelHeader
 
 # cache types for which `llmcli plan` prints the largest context

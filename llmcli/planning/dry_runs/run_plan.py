@@ -5,8 +5,8 @@ from typing import Any
 
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
-from llmcli.runtime.draft_settings import (
-    DraftSettings,
+from llmcli.runtime.draft_settings import DraftSettings
+from llmcli.runtime.drafting.draft_contexts import (
     draft_context_options,
     eagle_context_options,
 )

@@ -20,9 +20,7 @@ from llmcli import file_lock
 from llmcli.atomic_files import require_writable, write_atomically, write_error
 from llmcli.hardware import host
 from llmcli.runtime import model_identity
-from llmcli.runtime.binding.contexts.prediction_context import (
-    ARCHITECTURES as PREDICTING_ARCHITECTURES,
-)
+from llmcli.runtime.binding.contexts.prediction_context import first_prediction_layer
 from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.binding.model import open_model
@@ -38,7 +36,6 @@ from quant.calibration.moments_collector import InputSurvey, MomentsCollector
 from quant.calibration.moments_writer import MomentsWriter
 from quant.calibration.resume_file import CalibrationProgress, CalibrationState
 from quant.evaluation.evaluate import TextChunks
-from quant.model_file.model_header import ModelHeader
 from quant.native import blas_threads
 from quant.quantize.plan import SETTINGS_KEY, read_transform
 
@@ -124,7 +121,7 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
     product_names = weight_names | {
         mixing_product(name) for name in weight_names if request.moments
     } - {""}
-    first = _first_prediction_layer(header)
+    first = first_prediction_layer(header)
     placement = side.placement.for_header(header)
     with open_model(header.path, placement, load_mtp=first is not None) as model:
         sink = _StatisticsSink()
@@ -136,16 +133,6 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
         opened = open_activations(model, options, product_names.__contains__, sink, first)
         with opened as activations:
             yield _CalibrationRun(request, activations, sink, weight_names)
-
-
-def _first_prediction_layer(header: ModelHeader) -> int | None:
-    """Return the number of the first layer that predicts further tokens, or None if the file has
-    none that llama.cpp computes.
-    """
-    count = header.get_int("nextn_predict_layers") or 0
-    if not count or header.architecture not in PREDICTING_ARCHITECTURES:
-        return None
-    return (header.get_int("block_count") or 0) - count
 
 
 class _StatisticsSink:
@@ -257,7 +244,7 @@ class _CalibrationRun:
             "build": llama_cpp_version(),
             **(
                 {"prediction_layer": first}
-                if (first := _first_prediction_layer(self.request.model.header)) is not None
+                if (first := first_prediction_layer(self.request.model.header)) is not None
                 else {}
             ),
             **({"placement": options.placement_identity} if options.placement_identity else {}),

@@ -20,7 +20,7 @@ REASONS = {
     "llmcli.planning.dry_runs.memory_plan": "ModelSwitcher, or commands.plan, rehearses the file",
     "llmcli.runtime.binding.trials.dry_run": "for memory_plan",
     "llmcli.runtime.binding.trials.rehearsal": "the rehearsal",
-    "llmcli.runtime.draft_settings": "ModelSwitcher rehearses the draft model",
+    "llmcli.runtime.open_speculation": "ModelSwitcher rehearses the draft model",
     "llmcli.runtime.reproducible": "for open_runner",
     "llmcli.runtime.runner": "ModelSwitcher, or commands.bench.phases, rehearses the file",
     "llmcli.runtime.text.template_check": "commands.show rehearses the file",

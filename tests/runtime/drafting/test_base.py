@@ -9,7 +9,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
-from llmcli.runtime.draft_settings import DraftSettings, open_speculation, parse_ngram_draft
+from llmcli.runtime.draft_settings import DraftSettings, parse_ngram_draft
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.draft_length import MAX_LOSS_SHARE, DraftLength
 from llmcli.runtime.drafting.gain.pass_cost import (
@@ -26,6 +26,7 @@ from llmcli.runtime.drafting.ngram import (
     NgramDrafts,
     PromptLookup,
 )
+from llmcli.runtime.open_speculation import DraftTarget, open_speculation
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
@@ -457,9 +458,8 @@ def open_drafting(
     settings: DraftSettings, context: FakeContext
 ) -> AbstractContextManager[Speculation | None]:
     """Open the speculation that these settings give with a fake model."""
-    return open_speculation(
-        settings, fake_header(), FakeModel(), context, RunOptions(threads=1), ON_HOST
-    )  # type: ignore[arg-type]
+    target = DraftTarget(fake_header(), FakeModel(), context, RunOptions(threads=1), ON_HOST)  # type: ignore[arg-type]
+    return open_speculation(settings, target)
 
 
 def test_drafting_is_off_by_default_if_logits_depend_on_the_number_of_rows():

@@ -131,7 +131,7 @@ def answer_with(runner: Runner, strategy: str, sampling: Sampling) -> Answer:
 def test_almost_all_drafts_of_the_same_model_are_accepted(
     stories_q8: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda curve, most: True)
     options = RunOptions(ctx_size=256, threads=1)
     with open_runner(stories_q8, options, drafting=DraftSettings("off", stories_q8)) as runner:
         resources = runner.engine.resources

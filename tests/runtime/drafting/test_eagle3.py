@@ -70,7 +70,7 @@ def small_draft(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda cost, max_rows: True)
 
 
 def always_drafts(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> EagleDrafter:
@@ -291,7 +291,7 @@ def test_moved_cells_begin_a_new_text_for_the_draft(
 def test_the_inputs_of_layers_are_not_kept_where_drafts_do_not_pay(
     target: Path, small_draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: False)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda cost, max_rows: False)
     switched: list[tuple[int, bool]] = []
     switch, read = eagle_context._layer_functions()
 

@@ -74,7 +74,7 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda cost, max_rows: True)
 
 
 @pytest.mark.parametrize("has_outputs", [False, True], ids=["shared", "own"])

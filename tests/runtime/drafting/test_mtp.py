@@ -55,7 +55,7 @@ def convert(checkpoint: Path, kind: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def speed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda cost, max_rows: True)
 
 
 def test_the_answer_is_that_of_plain_decoding(model_file: Path) -> None:
@@ -94,7 +94,7 @@ def test_nothing_stays_open_where_drafts_do_not_pay(
     model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The passes of the model then also keep no hidden states."""
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: False)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda cost, max_rows: False)
     switched: list[tuple[bool, bool]] = []
     library = extensions()
     switch = library.llama_set_embeddings_nextn

@@ -38,7 +38,7 @@ PROMPTS = (list(range(3, 40)), list(range(90, 100)))
 
 @pytest.fixture(autouse=True)
 def trees_are_always_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.runtime.draft_settings._pays", lambda cost, max_rows: True)
+    monkeypatch.setattr("llmcli.runtime.open_speculation._pays", lambda cost, max_rows: True)
     monkeypatch.setattr("llmcli.runtime.drafting.hidden_state_drafter.MIN_PROBABILITY", 0.0)
     monkeypatch.setattr(
         Acceptance,

@@ -19,6 +19,7 @@ from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.rows.batch import BatchRows, StateBatch
 from llmcli.runtime.binding.rows.logits_row import LogitsRow
+from quant.model_file.model_header import ModelHeader
 
 States = NDArray[np.float32]  # of shape [rows, n_embd]
 CHUNK_TOKENS = 256  # tokens of a prompt that the layers compute in one pass
@@ -40,6 +41,16 @@ ARCHITECTURES = frozenset(
         "step35",
     ]
 )
+
+
+def first_prediction_layer(header: ModelHeader) -> int | None:
+    """Return the number of the first layer that predicts further tokens, or None if the file has
+    none that llama.cpp computes.
+    """
+    count = header.get_int("nextn_predict_layers") or 0
+    if not count or header.architecture not in ARCHITECTURES:
+        return None
+    return (header.get_int("block_count") or 0) - count
 
 
 def prediction_options(options: ContextOptions) -> ContextOptions:
