@@ -45,6 +45,7 @@ METHODS = (
     "eagle3",
     *HEAD_METHODS,
 )  # of --draft
+PATH_METHODS = ("ngram", "pool")  # that never draft trees
 # the methods that need a file (-md), and what it must be
 DRAFT_FILES = {
     "model": "a draft model",
@@ -164,12 +165,19 @@ class DraftSettings:
     def count_branches(self, header: ModelHeader, options: RunOptions, n_sequences: int) -> int:
         """Return how many sequences to add to a context with `n_sequences` for the branches of
         trees of tokens: so many that all together are a power of two, because llama.cpp rounds the
-        rows of a pass up to a multiple of them. It is 0 when no trees are drafted: in recurrent
+        rows of a pass up to a multiple of them. It is 0 when no trees are drafted: by methods that
+        guess paths, in recurrent
         state and sliding windows, where each sequence takes memory, and where a draft must not
         change the answer, because llama.cpp adds up the cells of a branch in another order.
         """
         shape = read_shape(header.metadata)
-        if not self.is_requested or options.reproducible or shape is None or shape.window:
+        if (
+            not self.is_requested
+            or self.method in PATH_METHODS
+            or options.reproducible
+            or shape is None
+            or shape.window
+        ):
             return 0
         total = 1 << (n_sequences + MIN_BRANCHES - 1).bit_length()
         return total - n_sequences if total <= MAX_SEQUENCES else 0

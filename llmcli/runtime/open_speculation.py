@@ -9,7 +9,6 @@ from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Context
-from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.eagle_context import EagleContext, LayerInputs
 from llmcli.runtime.binding.contexts.open_context import (
     open_context,
@@ -56,6 +55,7 @@ class DraftTarget:
 
     @property
     def can_be_exact(self) -> bool:
+        """Return whether several tokens in a pass can have the same logits as one by one."""
         return can_be_exact(self.options, uses_gpu(self.placement))
 
 
@@ -65,8 +65,8 @@ def open_speculation(settings: DraftSettings, target: DraftTarget) -> Iterator[S
     is off or cannot save time, unless it shall be measured. Then nothing that was opened for drafts
     stays open, and the context keeps no hidden states.
 
-    A draft model is opened with the same options and on the same devices as the model. It is
-    closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
+    A draft model is opened on the same devices as the model, with the options of
+    draft_contexts.py. It is closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
     UserError when the draft model has a recurrent state.
     """
     with ExitStack() as stack:
@@ -85,11 +85,6 @@ def _create_speculation(
     output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
     if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS:
         return None
-    draft = (
-        stack.enter_context(_open_draft_model(settings.model, target))
-        if settings.model and settings.method in ("auto", "model")
-        else None
-    )
     eagle = (
         stack.enter_context(_open_eagle3(settings.model, target))
         if settings.model and settings.method == EAGLE3
@@ -100,6 +95,11 @@ def _create_speculation(
     max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
     if not settings.measures and not _pays(cost, max_rows):
         return None
+    draft = (
+        stack.enter_context(_open_draft_model(settings.model, target))
+        if settings.model and settings.method in ("auto", "model")
+        else None
+    )
     uses_ngrams = settings.method in ("auto", "ngram") and (
         settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0)
     )
@@ -170,16 +170,8 @@ def _open_draft_model(path: Path, target: DraftTarget) -> Iterator[tuple[Context
 
     Raises UserError when the draft model has a recurrent state.
     """
-    draft_header, options = read_header.read_header(path), target.options
-    assert options.threads
-    main_options = ContextOptions(
-        target.context.n_ctx,
-        n_threads=options.threads,
-        n_threads_batch=options.threads_batch or options.threads,
-        flash_attn=options.flash_attn,
-        offload_kqv=options.kv_offload,
-    )
-    context_options = draft_context_options(main_options)
+    draft_header = read_header.read_header(path)
+    context_options = draft_context_options(target.context.options)
     with (
         open_model(path, target.placement.for_draft().for_header(draft_header)) as model,
         open_context(model, context_options) as draft_context,

@@ -256,8 +256,11 @@ class Runner:
     @property
     def draft_obstacle(self) -> str:
         """Return why nothing is drafted although the user has turned drafting on; "" otherwise."""
-        if not self.drafting.is_requested or self._speculation is not None:
+        if not self.drafting.is_requested:
             return ""
+        if self._speculation is not None:
+            errors = [drafter.failure for drafter in self._speculation.drafters]
+            return "; ".join(f"llama.cpp failed: {error}" for error in errors if error)
         if self.options.reproducible and self.context.n_seq_max > 1:
             return "with --reproducible, only a context of one sequence can draft"
         if self.context.n_batch < MIN_DRAFT_ROWS:

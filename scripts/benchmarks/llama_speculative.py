@@ -5,11 +5,14 @@ usage: .venv/bin/python scripts/benchmarks/llama_speculative.py MODEL.gguf
        --simple LLAMA_SPECULATIVE_SIMPLE [--lookahead LLAMA_LOOKAHEAD] [-md DRAFT.gguf]
        [--heads HEADS.gguf] [--tasks summary,edit,extraction,code,free] [-n 128] [-t N] [--rounds 3]
 
-The model needs a ChatML template. Each program answers one prompt of each kind of `llmcli bench
-spec` greedily, as raw text of -n tokens, in a process of its own. A round runs all programs once for
-a prompt, in random order. For each method the script prints the median tokens per second after the
-first token, as each program reports them, and the median ratios with 95 % intervals: to plain
-decoding of llmcli, and to the program of llama.cpp with the same method and its default settings.
+Each program continues one prompt of each kind of `llmcli bench spec` greedily by -n tokens, in a
+process of its own. The prompts are raw text without control tokens, so that all programs read the
+same tokens. A round runs all programs once for a prompt, in random order. For each method the script
+prints the median tokens per second after the first token, as each program reports them, and the
+median ratios with 95 % intervals: to plain decoding of llmcli, and to the program of llama.cpp with
+the same method and its default settings. It also prints how many texts begin like those of plain
+decoding, with the first COMPARED characters: others continue where two tokens are almost equally
+likely.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -29,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from llmcli.bench.spec.task_kinds import TASK_NAMES, load_task_kind
 from scripts.benchmarks.paired_runs import LLMCLI, document, interval
 
-PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = "Question: {}\nAnswer:"
+COMPARED = 60
 SPEED = re.compile(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+) t/s")
 # the methods of llmcli with the program of llama.cpp that drafts in the same way
 PEERS = {
@@ -39,36 +44,51 @@ PEERS = {
 }
 
 
-def ours(model: Path, flags: list[str], args: argparse.Namespace) -> Callable[[Path], float]:
-    """Return a function that answers a prompt with llmcli, and returns the tokens per second."""
+@dataclass(frozen=True)
+class Continuation:
+    """What a program has written, without the prompt, and its tokens per second."""
 
-    def run(prompt: Path) -> float:
+    speed: float
+    text: str
+
+    @property
+    def beginning(self) -> str:
+        return self.text.strip()[:COMPARED]
+
+
+Program = Callable[[Path], Continuation]
+
+
+def ours(model: Path, flags: list[str], args: argparse.Namespace) -> Program:
+    """Return a function that continues a prompt with llmcli."""
+
+    def run(prompt: Path) -> Continuation:
         words = ["run", str(model), "--raw", "-f", str(prompt), "--json", "--temp", "0"]
         options = ["-n", str(args.n), "-t", str(args.threads), "--ignore-eos", "-c", "4096"]
-        tokens = document([*LLMCLI, *words, *options, *flags])["tokens"]
-        return (len(tokens) - 1) / sum(token["ms"] for token in tokens[1:]) * 1e3
+        found = document([*LLMCLI, *words, *options, *flags])
+        seconds = sum(token["ms"] for token in found["tokens"][1:]) / 1e3
+        return Continuation((len(found["tokens"]) - 1) / seconds, found["text"])
 
     return run
 
 
-def theirs(
-    program: Path, model: Path, flags: list[str], args: argparse.Namespace
-) -> Callable[[Path], float]:
-    """Return a function that answers a prompt with a program of llama.cpp."""
+def theirs(program: Path, model: Path, flags: list[str], args: argparse.Namespace) -> Program:
+    """Return a function that continues a prompt with a program of llama.cpp."""
 
-    def run(prompt: Path) -> float:
+    def run(prompt: Path) -> Continuation:
         words = [str(program), "-m", str(model), "-f", str(prompt), "--temp", "0", "-c", "4096"]
         options = ["-n", str(args.n), "-t", str(args.threads), "--ignore-eos"]
         done = subprocess.run([*words, *options, *flags], capture_output=True, text=True)
         found = SPEED.search(done.stderr + done.stdout)
         if found is None:
             sys.exit(f"{program.name}: {done.stderr[-500:]}")
-        return float(found[1])
+        text = done.stdout.split(prompt.read_text(), 1)[-1]
+        return Continuation(float(found[1]), text)
 
     return run
 
 
-def programs(args: argparse.Namespace) -> dict[str, Callable[[Path], float]]:
+def programs(args: argparse.Namespace) -> dict[str, Program]:
     """Return the programs to run by the name of their method."""
     model, simple = args.model, args.simple
     found = {
@@ -108,6 +128,7 @@ def main() -> None:
     args = parser.parse_args()
     runs, rng = programs(args), random.Random(1)
     speeds: dict[str, list[float]] = defaultdict(list)
+    beginnings: dict[str, list[str]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for task in args.tasks.split(","):
             file = Path(folder) / "prompt.txt"
@@ -115,9 +136,17 @@ def main() -> None:
             first = len(next(iter(speeds.values()), []))
             for _ in range(args.rounds):
                 for name in rng.sample(list(runs), len(runs)):
-                    speeds[name].append(runs[name](file))
-            print_table(task, {name: found[first:] for name, found in speeds.items()})
+                    found = runs[name](file)
+                    speeds[name].append(found.speed)
+                    beginnings[name].append(found.beginning)
+            print_table(task, {name: rates[first:] for name, rates in speeds.items()})
     print_table("all", speeds)
+    plain = beginnings["plain"]
+    equal = {
+        name: sum(one == two for one, two in zip(found, plain, strict=True))
+        for name, found in beginnings.items()
+    }
+    print(f"texts of {len(plain)} that begin like those of plain decoding: {json.dumps(equal)}")
 
 
 def print_table(task: str, speeds: dict[str, list[float]]) -> None:

@@ -175,6 +175,8 @@ def parse_arguments() -> argparse.Namespace:
     for flag in ("layers", "tokens", "steps", "threads"):
         if getattr(args, flag) < 1:
             parser.error(f"--{flag} must be at least 1")
+    if args.tokens <= args.heads:
+        parser.error("--tokens must be more than --heads, or the last head learns nothing")
     if args.hidden < 0 or (args.hidden and args.method != BLOCKWISE):
         parser.error("--hidden must be a number of hidden values, with --method blockwise")
     return args

@@ -26,7 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.bench.spec.task_kinds import TASK_NAMES, load_task_kind
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.drafting.base import Drafter, DraftState
 from llmcli.runtime.drafting.draft_files.heads_file import read_heads
+from llmcli.runtime.drafting.draft_model import DraftModel
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
@@ -41,6 +43,7 @@ GREEDY = default_sampling().with_values({"temp": 0})
 # Of log-probabilities. Between passes of other shapes, logits of a 4-bit model differ by more.
 MAX_TIE = 0.5
 COUNTS = ("n_drafted", "n_accepted")
+JOINT, JOINT_NODES = "joint-tree", 5  # of the draft model, which leave room for two others
 
 
 def load_prompts(count: int) -> list[str]:
@@ -78,12 +81,27 @@ def list_ways(args: argparse.Namespace) -> Iterator[tuple[str, DraftSettings]]:
     if args.model_draft:
         for way in ("model", "model-tree"):
             yield way, DraftSettings(method="model", model=args.model_draft, measures=True)
-        yield "joint-tree", DraftSettings(ngram="on", model=args.model_draft, measures=True)
+        yield JOINT, DraftSettings(ngram="on", model=args.model_draft, measures=True)
     for file in args.heads:
         heads = read_heads(read_header(file))
         method = heads.shapes.method
         for way in (method, f"{method}-tree"):
             yield way, DraftSettings(method=method, heads=heads, measures=True)
+
+
+def joint_drafters(drafters: tuple[Drafter, ...]) -> tuple[Drafter, ...]:
+    """Return the draft model with short trees first, so that n-grams are added to them."""
+    (model,) = (drafter for drafter in drafters if isinstance(drafter, DraftModel))
+    start = model.start
+
+    def start_short(request: Request, seed: int) -> DraftState:
+        drafts = start(request, seed)
+        find_shape = drafts.shape
+        drafts.shape = lambda limits: find_shape(limits).shorten(JOINT_NODES)  # type: ignore[method-assign]
+        return drafts
+
+    model.start = start_short  # type: ignore[assignment, method-assign]
+    return (model, *(drafter for drafter in drafters if drafter is not model))
 
 
 def open_drafting(
@@ -101,10 +119,10 @@ def tie(plain: Answer, found: Answer) -> float | None:
     answer, or None if the answers are equal.
     """
     texts = [[token.id for token in each.tokens] for each in (plain, found)]
-    at = common_prefix(*texts)
-    if at == len(texts[0]):
+    if texts[0] == texts[1]:
         return None
-    if at == len(texts[1]):
+    at = common_prefix(*texts)
+    if at in map(len, texts):
         return float("inf")
     scores = {one.token: one.logprob for one in plain.top_logprobs[at]}
     return scores[texts[0][at]] - scores.get(texts[1][at], -float("inf"))
@@ -124,17 +142,23 @@ def main() -> int:
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--ways", nargs="+")
     args = parser.parse_args()
+    ways = dict(list_ways(args))
+    if unknown := {*(args.ways or ())} - ways.keys():
+        parser.error(f"--ways has {min(unknown)}; with these files it takes {', '.join(ways)}")
     prompts, worst = load_prompts(args.prompts), 0.0
     with open_drafting(args, NO_DRAFTING) as runner:
         plain = [answer(runner, prompt, args.tokens, "plain") for prompt in prompts]
-    for way, drafting in list_ways(args):
+    for way, drafting in ways.items():
         if args.ways and way not in args.ways:
             continue
         with open_drafting(args, drafting) as runner:
             resources = runner.engine.resources
             assert resources.speculation
             branches = resources.speculation.max_branches if way.endswith("-tree") else 1
+            assert branches > 1 or not way.endswith("-tree")
             speculation = replace(resources.speculation, takes_longest=True, max_branches=branches)
+            if way == JOINT:
+                speculation = replace(speculation, drafters=joint_drafters(speculation.drafters))
             runner.engine.resources = replace(resources, speculation=speculation)
             for _ in range(1 + (way == "pool")):  # which drafts from the first answers
                 found = [answer(runner, prompt, args.tokens, "speculative") for prompt in prompts]
@@ -142,6 +166,8 @@ def main() -> int:
         different = [value for value in ties if value is not None]
         worst = max(worst, *different, 0.0)
         drafted, right = (sum(getattr(one, name) or 0 for one in found) for name in COUNTS)
+        if not drafted or (way == JOINT and max(len(one.drafts) for one in found) < 2):
+            sys.exit(f"{way}: not drafted as named")
         print(
             f"{way:15} {len(ties) - len(different)} of {len(ties)} equal, nearest ties "
             f"{max(different, default=0.0):.4f}; {right} of {drafted} guesses right",

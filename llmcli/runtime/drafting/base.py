@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.eagle_context import EagleContext
 from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
@@ -87,8 +88,8 @@ class DraftState(Protocol):
         ...
 
     def record_result(self, draft: Draft, tokens: Rows[int]) -> None:
-        """Record what became of a draft: the model has chosen `tokens`, of which all but the last
-        one, or all, are on a path of the draft.
+        """Record what became of a draft: the model has chosen `tokens`. All but the last one are on
+        a path of the tree that was checked, to which other drafters may have added guesses.
         """
         ...
 
@@ -147,6 +148,11 @@ class Drafter(Protocol):
     name: ClassVar[str]
     order: ClassVar[int]
     draws: ClassVar[bool]
+
+    @property
+    def failure(self) -> UserError | None:
+        """Return the error of llama.cpp after which nothing more is drafted; None without one."""
+        ...
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "Drafter | None":

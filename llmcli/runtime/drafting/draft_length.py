@@ -68,9 +68,13 @@ class DraftLength:
                 MAX_LOSS_SHARE * seconds / self.pass_cost.single_seconds,
             )
 
-    def record_single(self, seconds: float) -> None:
-        """Record a pass of one row, which yielded one token in `seconds`."""
+    def record_single(self, seconds: float, is_shared: bool = False) -> None:
+        """Record a pass of one row, which yielded one token in `seconds`. `is_shared`: the pass
+        computed other answers, too, so its time is not that of one row.
+        """
         self.n_tokens += 1
+        if is_shared:
+            return
         if self.had_several_rows:
             self.had_several_rows = False
             self.pass_cost.record_switch(seconds)
@@ -84,10 +88,12 @@ class DraftLength:
         seconds: float,
         drafting_seconds: float,
         reading_seconds: float = 0.0,
+        n_text_rows: int = 1,
     ) -> None:
         """Record a pass of `rows` rows, which checked a draft and yielded `n_tokens` tokens in
         `seconds`. The draft took `drafting_seconds` outside the pass, which include
-        `reading_seconds` for reading the text.
+        `reading_seconds` for reading the text. `n_text_rows`: the rows that the pass would have had
+        without the draft.
         """
         # other programs caused the time beyond this limit
         expected_seconds = min(seconds, MAX_SLOWDOWN * self.pass_cost(rows))
@@ -99,6 +105,7 @@ class DraftLength:
             n_tokens
             + prepaid
             - (expected_seconds + drafting_seconds) / self.pass_cost.single_seconds
+            + (self.pass_cost.ratio(n_text_rows) - 1)
             - self.switch_cost
         )
         self.had_several_rows = True
@@ -116,12 +123,15 @@ class DraftLength:
         """Make only drafts whose wrong guesses are dropped for nothing from now on."""
         self.max_rows = int(min(self.max_rows, self.max_free_guesses + 1))
 
-    def rate(self, drafts: DraftState, limit: float) -> tuple[float, TreeShape]:
+    def rate(
+        self, drafts: DraftState, limit: float, n_text_rows: int = 1
+    ) -> tuple[float, TreeShape]:
         """Return the expected gain of the best draft of a drafter, and its shape, whose paths have
         at most `limit` guesses. The shape is empty when no draft is expected to save time or is
-        affordable. The gain is the speed of the pass in units of plain decoding.
+        affordable. The gain is the speed of the pass in units of plain decoding. `n_text_rows`: the
+        rows of the pass without the draft.
         """
-        n_nodes = self.max_rows - 1
+        n_nodes = max(0, self.max_rows - n_text_rows)
         shape = drafts.shape(ShapeLimits(n_nodes, int(min(n_nodes, limit)), self.max_branches))
         if self.takes_longest:
             return 1.0, shape
@@ -135,25 +145,30 @@ class DraftLength:
         best, chosen = MIN_GAIN, 0
         expected, n_summed, n_depths = 1.0, 0, 0
         depths = shape.depths()
-        shortest = next(rows for rows in PASS_ROWS if rows > min(shape.least, PASS_ROWS[-1] - 1))
+        # the cost of the pass without the draft, beyond that of one row
+        text_cost = self.pass_cost.ratio(n_text_rows) - 1
+        least_rows = min(n_text_rows + max(1, shape.least), PASS_ROWS[-1])
+        shortest = next(rows for rows in PASS_ROWS if rows >= least_rows)
         short_cost = (
             self.pass_cost.ratio(shortest)
-            + drafts.cost_seconds(shape.shorten(shortest - 1).n_depths)
+            - text_cost
+            + drafts.cost_seconds(shape.shorten(shortest - n_text_rows).n_depths)
             / self.pass_cost.single_seconds
             - 1
             + self.switch_cost
         )
         risk = max(short_cost, FIRST_LOSS_TOKENS) * (2 if shape.chances[0] >= SURE_CHANCE else 1)
         for width in PASS_ROWS:
-            count = min(width - 1, len(shape))
+            count = min(width - n_text_rows, len(shape))
             for node in range(n_summed, count):
                 expected += shape.chances[node]
                 n_depths = max(n_depths, depths[node] + 1)
             n_summed = count
-            if count < shape.least:
+            if count < max(1, shape.least):
                 continue
             cost = (
-                self.pass_cost.optimistic_ratio(count + 1)
+                self.pass_cost.optimistic_ratio(n_text_rows + count)
+                - text_cost
                 + drafts.cost_seconds(n_depths) / self.pass_cost.single_seconds
                 + self.switch_cost
             )

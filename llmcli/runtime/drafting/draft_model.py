@@ -14,9 +14,12 @@ from collections.abc import Sequence as Tokens
 from time import perf_counter
 from typing import ClassVar, Protocol
 
+from llmcli.errors import UserError
+from llmcli.runtime.binding.contexts.context import Aborted, NoSlot
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.drafting.base import Draft, DrafterResources
 from llmcli.runtime.drafting.gain.acceptance import MAX_RANKS, Acceptance
+from llmcli.runtime.drafting.gain.pass_cost import average_seconds
 from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, choose_shape
 from llmcli.runtime.drafting.guesses.candidates import Candidates, fill_shape
 from llmcli.runtime.drafting.guesses.guesser import Guesser
@@ -67,6 +70,7 @@ class DraftModel:
         self.tokens: list[int] = []
         self.owner: ModelDrafts | None = None  # the answer whose text is in the context
         self.acceptance = Acceptance()
+        self.failure: UserError | None = None
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "DraftModel | None":
@@ -107,6 +111,11 @@ class DraftModel:
         assert row is not None
         return row
 
+    def forget_text(self) -> None:
+        """Empty the context."""
+        self.context.trim(0, 0)
+        self.tokens, self.owner = [], None
+
 
 class ModelDrafts:
     """The state of a draft model's guesses for one answer."""
@@ -135,6 +144,8 @@ class ModelDrafts:
 
     def shape(self, limits: ShapeLimits) -> TreeShape:
         assert self.sequence
+        if self.model.failure:
+            return TreeShape()
         room = self.model.context.n_ctx - len(self.sequence.tokens)
         self.n_ranks = min(MAX_RANKS, limits.n_branches)
         n_depths = max(0, min(limits.n_depths, limits.n_nodes, room))
@@ -153,8 +164,20 @@ class ModelDrafts:
 
     def draft(self, shape: TreeShape) -> Draft:
         """Compute the new tokens of the text, then guess token after token on the main path. The
-        last guess itself is not computed. The draft is empty if the answer was cancelled.
+        last guess itself is not computed. The draft is empty if the answer was cancelled, or if
+        llama.cpp fails.
         """
+        try:
+            return self._guess_tokens(shape)
+        except (Aborted, NoSlot, UserError) as error:
+            # the cells after the text were not computed, or not completely
+            self.model.forget_text()
+            if isinstance(error, UserError):
+                self.model.failure = error
+            return Draft()
+
+    def _guess_tokens(self, shape: TreeShape) -> Draft:
+        """Do as `draft`. Raises Aborted, NoSlot and UserError as a context does."""
         assert self.sequence
         tokens, model, start_time = self.sequence.tokens, self.model, perf_counter()
         row = self._catch_up(self.sequence)
@@ -167,8 +190,8 @@ class ModelDrafts:
             if guesses:
                 start_time = perf_counter()
                 row = model.read(guesses[-1:], len(model.tokens))
-                model.guess_seconds += 0.1 * (
-                    min(perf_counter() - start_time, 2 * model.guess_seconds) - model.guess_seconds
+                model.guess_seconds = average_seconds(
+                    model.guess_seconds, perf_counter() - start_time
                 )
             count = self.guesser.count_guesses(width, self.n_ranks)
             candidates.append(self.guesser.choose_tokens(row, [*tokens, *guesses], count))

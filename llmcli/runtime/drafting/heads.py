@@ -20,6 +20,7 @@ from llmcli.runtime.drafting.base import Draft, DrafterResources
 from llmcli.runtime.drafting.draft_files.head_graph import Floats, HeadGraph
 from llmcli.runtime.drafting.draft_files.heads_file import BLOCKWISE, MEDUSA
 from llmcli.runtime.drafting.gain.acceptance import MAX_RANKS, Acceptance
+from llmcli.runtime.drafting.gain.pass_cost import average_seconds
 from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, choose_shape
 from llmcli.runtime.drafting.guesses.candidates import Candidates, fill_shape
 from llmcli.runtime.drafting.guesses.pass_rows import find_text_rows
@@ -27,7 +28,6 @@ from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
 MEASUREMENTS = 3  # of the seconds of a draft when the heads are opened; the least counts
-SPEED_WEIGHT = 0.1  # of a new measurement
 
 
 class HeadDrafter:
@@ -42,7 +42,7 @@ class HeadDrafter:
         self.n_heads = graph.shapes.n_heads
         self.acceptance = Acceptance()
         self.rows: BatchRows | None = None  # of the last pass of the model
-        self.has_failed = False  # whether ggml could not compute the heads; then nothing is drafted
+        self.failure: UserError | None = None
         # seconds of a draft by its number of guesses
         self.seconds = {count: self._measure(count) for count in {1, self.n_heads}}
         target.on_computed = self.observe
@@ -94,8 +94,7 @@ class HeadDrafter:
 
     def record_seconds(self, count: int, seconds: float) -> None:
         """Update the expected seconds of a draft of `count` guesses."""
-        expected = self.expected_seconds(count)
-        self.seconds[count] = expected + SPEED_WEIGHT * (min(seconds, 2 * expected) - expected)
+        self.seconds[count] = average_seconds(self.expected_seconds(count), seconds)
 
 
 class BlockwiseDrafter(HeadDrafter):
@@ -122,7 +121,7 @@ class HeadDrafts:
         self.state = None
 
     def shape(self, limits: ShapeLimits) -> TreeShape:
-        if self.state is None or self.drafter.has_failed:
+        if self.state is None or self.drafter.failure:
             return TreeShape()
         self.n_ranks = min(MAX_RANKS, limits.n_branches)
         n_depths = max(0, min(limits.n_depths, limits.n_nodes, self.drafter.n_heads))
@@ -144,8 +143,8 @@ class HeadDrafts:
         start_time, n_depths = perf_counter(), shape.n_depths
         try:
             guesses = self.drafter.graph.guess(self.state, n_depths, self.n_ranks)
-        except UserError:
-            self.drafter.has_failed = True
+        except UserError as error:
+            self.drafter.failure = error
             return Draft()
         self.drafter.record_seconds(n_depths, perf_counter() - start_time)
         return fill_shape(shape, [Candidates(tokens) for tokens in guesses])

@@ -20,6 +20,7 @@ from llmcli.runtime.binding.contexts.prediction_context import PredictionContext
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.drafting.base import Draft
 from llmcli.runtime.drafting.gain.acceptance import MAX_RANKS, Acceptance
+from llmcli.runtime.drafting.gain.pass_cost import average_seconds
 from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape, choose_shape
 from llmcli.runtime.drafting.guesses.candidates import Candidates, fill_shape
 from llmcli.runtime.drafting.guesses.guesser import Guesser
@@ -62,8 +63,7 @@ class HiddenStateDrafter(ABC):
         self.n_compared = 0
         # the rows of a tree of tokens, and their states; the text shows later which of them it has
         self.tree: tuple[BatchRows, States] | None = None
-        # whether llama.cpp could not compute the layers; then nothing is drafted
-        self.has_failed = False
+        self.failure: UserError | None = None
         target.on_computed = self.observe
 
     @abstractmethod
@@ -104,7 +104,7 @@ class HiddenStateDrafter(ABC):
         are many.
         """
         self.tree = None
-        if self.has_failed:
+        if self.failure:
             return
         first, position, count = rows.sequences[0], rows.positions[0], len(rows)
         if any(sequence != first for sequence in rows.sequences):
@@ -133,19 +133,14 @@ class HiddenStateDrafter(ABC):
             self.context.cut(self.first)  # the other rows stay pending
         except NoSlot:
             self.forget_text()
-        except UserError:
-            self.has_failed = True
+        except UserError as error:
+            self.failure = error
 
     def compare(self, answer: "HiddenStateDrafts", sequence: Sequence) -> None:
         """Forget the rows that are not those of an answer's text. Without a pass, its slot may have got
         a text from host memory or another slot, or its cells may have been moved.
         """
-        if self.tree:
-            (rows, states), self.tree = self.tree, None
-            found = find_text_rows(rows, sequence)
-            if found:
-                tokens = [rows.tokens[row] for row in found]
-                self._add_rows(sequence.slot, rows.positions[found[0]], tokens, states[found])
+        self.keep_tree_rows(sequence)
         if self.answer is not answer:
             self.answer, self.n_compared = answer, 0
         if self.sequence != sequence.slot:
@@ -158,6 +153,17 @@ class HiddenStateDrafter(ABC):
         if count < limit:
             self._cut(offset + count)
         self.n_compared = count
+
+    def keep_tree_rows(self, sequence: Sequence) -> None:
+        """Add those rows of a tree of tokens, which was the last pass, that a text has. Do nothing if
+        the tree is that of another slot.
+        """
+        if self.tree is None or self.tree[0].sequences[0] != sequence.slot:
+            return
+        (rows, states), self.tree = self.tree, None
+        if found := find_text_rows(rows, sequence):
+            tokens = [rows.tokens[row] for row in found]
+            self._add_rows(sequence.slot, rows.positions[found[0]], tokens, states[found])
 
     def forget_text(self) -> None:
         """Forget all rows. The next pass begins a text."""
@@ -227,7 +233,7 @@ class HiddenStateDrafts:
         return count if count or drafter.before is not None else None
 
     def shape(self, limits: ShapeLimits) -> TreeShape:
-        if self.drafter.has_failed or self._n_unread is None:
+        if self.drafter.failure or self._n_unread is None:
             return TreeShape()
         assert self.sequence
         room = self.drafter.context.n_ctx - len(self.sequence.tokens)
@@ -263,9 +269,7 @@ class HiddenStateDrafts:
                 start_time = perf_counter()
                 row = drafter.context.predict([token], position, state[None])
                 seconds = perf_counter() - start_time
-                drafter.guess_seconds += 0.1 * (
-                    min(seconds, 2 * drafter.guess_seconds) - drafter.guess_seconds
-                )
+                drafter.guess_seconds = average_seconds(drafter.guess_seconds, seconds)
                 state = drafter.context.last_state(row)
                 if guesses and _top_probability(row) < MIN_PROBABILITY:
                     break
@@ -276,7 +280,8 @@ class HiddenStateDrafts:
                 guesses.append(token)
         except (Aborted, NoSlot, UserError) as error:
             candidates = []
-            drafter.has_failed = isinstance(error, UserError)
+            if isinstance(error, UserError):
+                drafter.failure = error
         drafter.context.cut(drafter.first)
         return fill_shape(shape, candidates)
 
@@ -284,7 +289,9 @@ class HiddenStateDrafts:
         self.drafter.acceptance.record(draft.candidates, tokens)
 
     def close(self, tokens: Tokens[int]) -> None:
-        """Free the sampler chain."""
+        """Keep the rows of the last pass for the next turn, and free the sampler chain."""
+        if self.sequence:
+            self.drafter.keep_tree_rows(self.sequence)
         self.guesser.close()
 
 

@@ -48,6 +48,7 @@ class LookaheadDrafter:
     name: ClassVar[str] = "lookahead"
     order: ClassVar[int] = 30
     draws: ClassVar[bool] = False
+    failure: ClassVar[None] = None
 
     def __init__(self) -> None:
         self.acceptance = Acceptance(FIRST_CHANCE)

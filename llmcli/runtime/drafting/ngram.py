@@ -44,6 +44,7 @@ class PromptLookup:
     name: ClassVar[str] = "ngram"
     order: ClassVar[int] = 10
     draws: ClassVar[bool] = False
+    failure: ClassVar[None] = None
 
     @classmethod
     def create(cls, resources: DrafterResources) -> "PromptLookup | None":
@@ -87,7 +88,7 @@ class NgramDrafts:
         self.n_read = len(tokens)
 
     def on_context_shift(self) -> None:
-        self.n_read, self.n_unindexed, self.source, self.length = 0, 0, -1, 0
+        """Do nothing, because `follow` reads the new list of tokens from its beginning."""
 
     def _index_more(self, tokens: Tokens[int]) -> None:
         """Index the last INDEX_TOKENS of the tokens that are not indexed yet."""

@@ -73,6 +73,7 @@ class PoolDrafter:
     name: ClassVar[str] = "pool"
     order: ClassVar[int] = 12
     draws: ClassVar[bool] = False
+    failure: ClassVar[None] = None
 
     def __init__(self) -> None:
         self._pools: OrderedDict[str, NgramPool] = OrderedDict()  # the last used one last

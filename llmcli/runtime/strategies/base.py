@@ -47,9 +47,6 @@ class Speculation:
     max_branches: int = 1
 
 
-NO_SPECULATION = Speculation((), PassCost({1: 1.0}), 1)
-
-
 @dataclass(frozen=True, slots=True)
 class StrategyResources:
     """The parts of the engine that a strategy uses. The same object serves all requests.

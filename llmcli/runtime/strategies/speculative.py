@@ -27,7 +27,7 @@ from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, DraftState, RowObserver
 from llmcli.runtime.drafting.draft_length import DraftLength
-from llmcli.runtime.drafting.gain.pass_cost import round_up_rows
+from llmcli.runtime.drafting.gain.pass_cost import PassCost, round_up_rows
 from llmcli.runtime.drafting.gain.tree_shape import ShapeLimits, TreeShape
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
@@ -37,7 +37,7 @@ from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.requests.token_tree import NO_DRAFT, TEXT, TokenTree
 from llmcli.runtime.sampling.chain import NumpyChain, RowLogits
 from llmcli.runtime.sampling.rejection import Proposal, RejectionChain
-from llmcli.runtime.strategies.base import NO_SPECULATION, StrategyResources
+from llmcli.runtime.strategies.base import Speculation, StrategyResources
 from llmcli.runtime.strategies.guided import GuidedStrategy
 from llmcli.types import Event, Finish
 
@@ -52,7 +52,7 @@ class SpeculativeStrategy(GuidedStrategy):
     name: ClassVar[str] = "speculative"
 
     def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None:
-        speculation = resources.speculation or NO_SPECULATION
+        speculation = resources.speculation or Speculation((), PassCost({1: 1.0}), 1)
         uses_rejection = (
             any(drafter.draws for drafter in speculation.drafters)
             and not request.sampling.is_greedy
@@ -95,6 +95,7 @@ class SpeculativeStrategy(GuidedStrategy):
         self.n_before_draft, self.has_draft_checkpoint = 0, False
         # rows of the next pass without those of the guesses; more than one after forced text
         self.pass_rows = 0
+        self.was_alone = False  # whether no other answer ran when the last pass was planned
 
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
@@ -112,12 +113,14 @@ class SpeculativeStrategy(GuidedStrategy):
                 self.draft_length.record_unused(self.last_draft.seconds)
                 self.last_draft = None
             if self.pass_rows == 1:
-                self.draft_length.record_single(pass_seconds)
+                is_shared = not self.was_alone or self.ledger.n_busy > 1
+                self.draft_length.record_single(pass_seconds, is_shared)
             elif not self.pass_rows:
                 self.draft_length.record_prompt(sequence.accounting.prompt_seconds)
         if finish is None and self.can_drop_cells:
             self.pass_rows = len(sequence.tokens) - sequence.n_computed
             self._guess(sequence)
+        self.was_alone = self.ledger.n_busy == 1
         return events, finish
 
     def _guess(self, sequence: Sequence) -> None:
@@ -136,7 +139,7 @@ class SpeculativeStrategy(GuidedStrategy):
         best_gain, shape = 0.0, TreeShape()
         drafter: DraftState | None = None
         for candidate in self.drafters:
-            gain, found = self.draft_length.rate(candidate, limit)
+            gain, found = self.draft_length.rate(candidate, limit, self.pass_rows)
             if found and gain > best_gain:
                 best_gain, shape, drafter = gain, found, candidate
         if drafter is None:
@@ -239,10 +242,11 @@ class SpeculativeStrategy(GuidedStrategy):
         self._record_result(joint, tree, sequence.tokens[start : start + len(path) + 1])
         self.draft_length.record_draft(
             len(tree) + self.pass_rows,
-            max(1, len(events)),
+            len(path) + 1,
             pass_seconds,
             joint.seconds + return_seconds,
             joint.reading_seconds,
+            self.pass_rows,
         )
         return _share_times(sequence, events, previous_time, pass_seconds), finish
 

@@ -27,7 +27,7 @@ class HeadGraph:
         self, heads: DraftHeads, model: ModelHeader, threads: int, stack: ExitStack
     ) -> None:
         self.shapes = heads.shapes
-        self._heads, self._threads, self._stack = heads, threads, stack
+        self._threads, self._stack = threads, stack
         self._output = _map(output_matrix(model))
         self._bias = next((_map(t) for t in model.tensors if t.name == "output.bias"), None)
         self._weights = {name: _map(heads.tensors[name]) for name in heads.shapes.tensors()}

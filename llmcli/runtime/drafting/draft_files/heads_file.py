@@ -82,7 +82,7 @@ class DraftHeads:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all weights."""
+        """Return the bytes of all weights."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 

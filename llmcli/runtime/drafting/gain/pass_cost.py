@@ -56,8 +56,8 @@ class PassCost:
       as a fraction of `single_seconds`. llama.cpp then builds its graph again.
     - `checkpoint_seconds`: the time of taking a checkpoint before a draft; 0 until one was taken.
       Going back to it is assumed to take as long.
-    - `exact_rows`: up to this many rows in a pass, each row had bit-equal logits to a pass of one
-      row.
+    - `exact_rows`: up to this many rows in a pass, the rows that were compared, at least the first
+      four, had bit-equal logits to passes of one row.
 
     Other programs may slow down the few measured passes of several rows while the model is loaded,
     and drafting would then seem too expensive. For this reason a short draft is tried once in any
@@ -114,7 +114,7 @@ class PassCost:
         """
         single = self.single_seconds
         if rows == 1:
-            self.single_seconds = single + SPEED_WEIGHT * (min(seconds, 2 * single) - single)
+            self.single_seconds = average_seconds(single, seconds)
             return
         ratio = self.ratio(rows)
         deviation = min(seconds / (single * ratio), 2.0) - 1
@@ -143,8 +143,14 @@ class PassCost:
         """Update `checkpoint_seconds` by a checkpoint that took `seconds`. At most twice the expected
         time counts.
         """
-        expected = self.checkpoint_seconds or seconds
-        self.checkpoint_seconds = expected + SPEED_WEIGHT * (min(seconds, 2 * expected) - expected)
+        self.checkpoint_seconds = average_seconds(self.checkpoint_seconds or seconds, seconds)
+
+
+def average_seconds(expected: float, seconds: float) -> float:
+    """Return the moving average `expected` after another measurement. At most twice the expected
+    time counts, because other programs can only slow the machine down.
+    """
+    return expected + SPEED_WEIGHT * (min(seconds, 2 * expected) - expected)
 
 
 def round_up_rows(rows: int) -> int:
@@ -226,6 +232,6 @@ def _pass(
 
 def _are_equal(rows: list[np.ndarray], single_rows: list[np.ndarray]) -> bool:
     """Return whether the logits of each row are bit-equal to those of the same token in a pass of
-    one row.
+    one row. Of a slow model, only the first rows were computed alone.
     """
     return all(np.array_equal(row, single) for row, single in zip(rows, single_rows, strict=False))

@@ -12,13 +12,16 @@ from llmcli.runtime.sampling.chain import NumpyChain, RowLogits, make_chain
 from llmcli.runtime.sampling.rejection import draw_index
 from llmcli.runtime.vocabulary import Vocabulary
 
+N_SEEDS = 1 << 32
+
 
 class Guesser:
     """The sampler chain of one answer's guesses. Its random numbers are not those of the answer."""
 
     def __init__(self, sampling: Sampling, seed: int, vocabulary: Vocabulary) -> None:
-        self.chain = make_chain(sampling, seed, None, vocabulary)
         self.random = np.random.default_rng((seed, 1))
+        chain_seed = int(self.random.integers(N_SEEDS))
+        self.chain = make_chain(sampling, chain_seed, None, vocabulary)
 
     def choose_tokens(self, row: RowLogits, tokens: list[int], count: int) -> Candidates:
         """Return up to `count` different guesses for the token after `tokens`. There are fewer if
