@@ -152,14 +152,14 @@ class DraftLength:
         short_cost = (
             self.pass_cost.ratio(shortest)
             - text_cost
-            + drafts.cost_seconds(shape.shorten(shortest - n_text_rows).n_depths)
+            + drafts.cost_seconds(shape.shorten(max(0, shortest - n_text_rows)).n_depths)
             / self.pass_cost.single_seconds
             - 1
             + self.switch_cost
         )
         risk = max(short_cost, FIRST_LOSS_TOKENS) * (2 if shape.chances[0] >= SURE_CHANCE else 1)
         for width in PASS_ROWS:
-            count = min(width - n_text_rows, len(shape))
+            count = max(0, min(width - n_text_rows, len(shape)))
             for node in range(n_summed, count):
                 expected += shape.chances[node]
                 n_depths = max(n_depths, depths[node] + 1)

@@ -9,7 +9,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
-from llmcli.runtime.draft_settings import DraftSettings, parse_ngram_draft
+from llmcli.runtime.draft_settings import METHODS, DraftSettings, parse_ngram_draft
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.draft_length import MAX_LOSS_SHARE, DraftLength
 from llmcli.runtime.drafting.gain.pass_cost import (
@@ -48,10 +48,19 @@ def follow(drafts: NgramDrafts, tokens: list[int]) -> NgramDrafts:
     return drafts
 
 
-def test_every_drafter_starts_an_answer():
-    assert "ngram" in drafters()
-    for drafter in drafters().values():
-        assert drafter.name
+def test_forced_text_is_not_counted_as_saved_by_drafts():
+    """A pass of four rows, three of which the text needs anyway, yields one token."""
+    draft_length = DraftLength(PassCost({1: 1.0, 4: 2.0, 8: 3.0}), 8)
+    draft_length.had_several_rows = True  # so that no switch is charged
+    draft_length.record_draft(4, 1, 2.0, 0.0, n_text_rows=3)
+    assert draft_length.saved_tokens == pytest.approx(0)
+    draft_length.record_draft(8, 2, 3.0, 0.0, n_text_rows=3)
+    assert draft_length.saved_tokens == pytest.approx(0)
+
+
+def test_each_method_has_a_drafter():
+    methods = {name for name in METHODS if name not in ("auto", "off")}
+    assert {drafter.name for drafter in drafters().values()} == methods
 
 
 def test_the_tokens_after_an_earlier_occurrence_are_guessed():

@@ -156,6 +156,22 @@ def test_guesses_change_neither_the_answer_nor_its_forced_tokens(
         assert len(context.batches) < len(plain.tokens) / 2
 
 
+@pytest.mark.parametrize("exact_rows", [4, 8])
+def test_forced_text_and_guesses_together_have_exact_rows_only(exact_rows: int) -> None:
+    grammar = schema(LIST, "lossless")
+    plain, _, _ = generate(grammar, exact_rows=exact_rows)
+    drafter = Knowing([token.id for token in plain.tokens])
+    found, _, context = generate(
+        grammar,
+        exact_rows=exact_rows,
+        speculation=Speculation((drafter,), Steady(CHEAP), exact_rows),
+        strategy="speculative",
+    )
+    assert found.text == plain.text
+    assert found.n_accepted
+    assert max(context.batches[1:]) <= exact_rows
+
+
 @pytest.mark.parametrize("jump", JUMP_MODES)
 @pytest.mark.parametrize("strategy", ["guided", "speculative"])
 def test_document_is_completed_although_tokens_are_dropped_from_the_context(

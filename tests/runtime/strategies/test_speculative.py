@@ -215,6 +215,24 @@ def test_several_answers_at_once_are_not_drafted():
     assert max(context.batches[1:]) <= 2 + len(PROMPT)
 
 
+def test_passes_with_other_answers_are_not_taken_for_passes_of_one_row():
+    """The second answer is longer, so that it ends alone."""
+    context = FakeContext(n_ctx=512, n_seq_max=2, reply=by_position(VERSE))
+    cost, timed = PassCost(CHEAP), list[tuple[int, int]]()
+
+    def record_pass(rows: int, seconds: float) -> None:
+        timed.append((rows, len(engine.ledger.busy_slots)))
+
+    cost.record_pass = record_pass  # type: ignore[method-assign]
+    engine = make_engine(context, Knowing(VERSE, chance=0), cost)
+    for count in (20, 40):
+        engine.submit(request(prompt=PROMPT, max_tokens=count))
+    while engine.is_busy:
+        engine.step()
+    assert {(rows, n_busy) for rows, n_busy in timed} == {(1, 1)}
+    assert 10 < len(timed) <= 20
+
+
 def test_cancelled_answer_keeps_its_text_so_far():
     context = FakeContext(n_ctx=512, reply=by_position(VERSE))
     engine = make_engine(context, Knowing(VERSE, chance=0.99))
