@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from llmcli.chat.display.styles import escape_line
+from llmcli.runtime.drafting.gain.pass_cost import PASS_ROWS
 from llmcli.runtime.kv_size import KVCache
 from llmcli.runtime.requests.draft_counts import DraftCounts
 from llmcli.runtime.requests.request import Answer, percentile
@@ -274,10 +275,14 @@ def _describe_drafts(runner: Runner, answer: Answer) -> list[str]:
             f"{one.method} {one.n_right} of {one.n_guesses}" for one in answer.drafts
         )
         return [f"drafts: {counts} right, {answer.tokens_per_pass:.1f} tokens a pass"]
-    is_drafting = runner.engine.resources.speculation is not None  # and not switched off since
-    if not runner.drafting.is_requested or not is_drafting or len(answer.tokens) < 2:
+    speculation = runner.engine.resources.speculation  # None if it was switched off since
+    if not runner.drafting.is_requested or speculation is None or len(answer.tokens) < 2:
         return []
-    return ["nothing drafted: no draft was expected to save time"]
+    ratio = speculation.pass_cost.ratio(PASS_ROWS[0])
+    return [
+        "nothing drafted: no guess was likely enough, because here "
+        f"{PASS_ROWS[0]} tokens at once take {ratio:.1f} passes"
+    ]
 
 
 def _describe_grammar(answer: Answer) -> list[str]:

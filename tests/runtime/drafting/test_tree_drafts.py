@@ -12,6 +12,7 @@ import pytest
 
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.drafting.draft_files.heads_file import HEAD_METHODS, MEDUSA, HeadShapes
 from llmcli.runtime.drafting.gain.acceptance import Acceptance
 from llmcli.runtime.drafting.guesses.pass_rows import find_text_rows
 from llmcli.runtime.requests.request import Request
@@ -20,6 +21,7 @@ from llmcli.runtime.requests.token_tree import TokenTree
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.strategies.speculative import SpeculativeStrategy
+from tests.fixtures.draft_heads import write_heads
 from tests.fixtures.small_runner import (
     answer,
     check_drafted_cells,
@@ -31,6 +33,8 @@ from tests.fixtures.small_runner import (
 from tests.quant import tiny_gguf
 
 CHANCES = (0.4, 0.3, 0.2, 0.1)
+HIDDEN, N_VOCAB = 64, 300  # of the model
+METHODS = ("model", "eagle3", "lookahead", *HEAD_METHODS)
 FOUR = range(10, 14)
 ONLY_FOUR = tuple(f"{token}+100" for token in FOUR)
 PROMPTS = (list(range(3, 40)), list(range(90, 100)))
@@ -67,34 +71,71 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TokenTree, list[int]]]:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama of six layers."""
     path = tmp_path_factory.mktemp("target") / "m.gguf"
-    return tiny_gguf.llama(path, hidden=64, ff=128, layers=6)
+    return tiny_gguf.llama(path, hidden=HIDDEN, ff=128, layers=6)
 
 
 @contextmanager
-def open_drafting(target: Path, method: str, folder: Path) -> Iterator[Runner]:
+def open_drafting(target: Path, method: str, folder: Path, ctx_size: int = 512) -> Iterator[Runner]:
     """Open a model that drafts trees of eleven tokens with a method."""
     model: Path | None = None
     if method == "eagle3":
         model = tiny_gguf.eagle3(folder / "d.gguf")
     elif method == "model":
         model = tiny_gguf.llama(folder / "d.gguf", hidden=64, ff=128, layers=1)
-    with open_small(target, DraftSettings(method=method, model=model)) as runner:
+    elif method in HEAD_METHODS:
+        model = folder / "d.gguf"
+        n_hidden = 0 if method == MEDUSA else 16
+        write_heads(model, HeadShapes(method, HIDDEN, N_VOCAB, 3, 1, n_hidden, False), target)
+    drafting = DraftSettings(method=method, model=model)
+    with open_small(target, drafting, ctx_size=ctx_size) as runner:
         assert runner.context.max_branches >= 8
-        draft_always(runner, 11)
+        draft_always(runner, 15 if method == "lookahead" else 11)
         yield runner
 
 
-@pytest.mark.parametrize("method", ["model", "eagle3", "lookahead"])
+@pytest.mark.parametrize("method", METHODS)
 def test_greedy_answers_are_those_of_plain_decoding(
     target: Path, method: str, tmp_path: Path, kept: list[tuple[TokenTree, list[int]]]
 ) -> None:
     with open_small(target, NO_DRAFTING) as plain:
         expected = [ids(answer(plain, prompt)) for prompt in PROMPTS]
     with open_drafting(target, method, tmp_path) as runner:
-        if method == "lookahead":
-            draft_always(runner, 15)
         assert [ids(answer(runner, prompt)) for prompt in PROMPTS] == expected
     assert sum(not tree.is_chain for tree, _ in kept) > 10
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_answer_in_a_full_context_is_that_of_plain_decoding(
+    target: Path, method: str, tmp_path: Path
+) -> None:
+    with open_small(target, NO_DRAFTING, ctx_size=256) as plain:
+        expected = answer(plain, PROMPTS[0], 300)
+    with open_drafting(target, method, tmp_path, ctx_size=256) as runner:
+        found = answer(runner, PROMPTS[0], 300)
+    assert (ids(found), found.finish) == (ids(expected), "context_full")
+    assert found.n_drafted
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_request_that_is_cancelled_before_a_tree_is_checked_leaves_the_drafter_usable(
+    target: Path, method: str, tmp_path: Path
+) -> None:
+    with open_small(target, NO_DRAFTING) as plain:
+        expected = ids(answer(plain, PROMPTS[0]))
+    with open_drafting(target, method, tmp_path) as runner:
+        engine = runner.engine
+        number = engine.submit(make_request(runner, PROMPTS[0]))
+        for _ in range(6):
+            engine.step()
+        (sequence,) = engine.scheduler.running.values()
+        assert sequence.draft
+        engine.cancel(number)
+        runner.context.interrupt()
+        while engine.is_busy:
+            engine.step()
+        engine.check()
+        assert engine.pop_answer(number).finish == "cancelled"
+        assert ids(answer(runner, PROMPTS[0])) == expected
 
 
 @pytest.mark.parametrize("method", ["model", "eagle3"])
