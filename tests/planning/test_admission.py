@@ -19,8 +19,10 @@ from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
+from llmcli.runtime.drafting.draft_files.heads_file import MEDUSA, HeadShapes
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import read_header
+from tests.fixtures.draft_heads import write_heads
 from tests.quant import tiny_gguf
 
 # With this many cells of 384 bytes (f16), the KV cache of the tiny model is larger than all else.
@@ -172,6 +174,15 @@ def test_plan_is_accepted_if_llama_cpp_reports_no_sizes(model, monkeypatch):
     assert check(plan, cache.nbytes, monkeypatch) == (plan, [])
     with pytest.raises(UserError, match="does not fit: KV cache"):
         check(plan, cache.nbytes - 1, monkeypatch)
+
+
+def test_weights_of_draft_heads_count(model: Path, tmp_path: Path) -> None:
+    write_heads(tmp_path / "h.gguf", HeadShapes(MEDUSA, 256, 300, 4, 1, 0, False), model)
+    plan = make_plan(model)
+    drafting = DraftSettings(model=tmp_path / "h.gguf").for_draft_file(plan.header)
+    assert drafting.heads
+    both, alone = replace(plan, drafting=drafting), plan
+    assert needed_bytes(both, "weights") == needed_bytes(alone, "weights") + drafting.heads.nbytes
 
 
 def test_memory_of_a_draft_model_counts(model, monkeypatch):

@@ -10,6 +10,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.units import format_size
 
 COMPARED_TYPES = ("f32", "f16", "q8_0", "q5_1", "q4_0")
+MAX_LISTED_CHECKPOINTS = 8
 MAX_CONTEXT_TOKENS = 1 << 24  # longest context length that the command accepts
 
 
@@ -67,12 +68,18 @@ def _size_row(runner: Runner, cache_type: str, lengths: Sequence[int]) -> tuple[
 
 
 def _describe_checkpoints(runner: Runner) -> str:
-    """Return the number and bytes of the checkpoints, and the budget of all states outside."""
+    """Return the number and bytes of the checkpoints, the budget of all states outside, and after
+    how many tokens of their conversations the last ones are.
+    """
     engine = runner.engine
     checkpoints, store = engine.ledger.checkpoints, engine.scheduler.offload_store
+    lengths = sorted({checkpoint.length for checkpoint in checkpoints.in_slots})
+    listed = ", ".join(map(str, lengths[-MAX_LISTED_CHECKPOINTS:]))
+    omission = "…, " if len(lengths) > MAX_LISTED_CHECKPOINTS else ""
     return (
         f"{len(checkpoints)} with {_format_bytes(checkpoints.nbytes)} in host memory, "
         f"of {format_size(store.max_bytes)} for states"
+        + (f"; at tokens {omission}{listed}" if listed else "")
     )
 
 

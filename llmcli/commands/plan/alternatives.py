@@ -11,7 +11,7 @@ from llmcli.commands.plan import quantized_sizes
 from llmcli.commands.plan.quantized_sizes import QuantizedSize
 
 if TYPE_CHECKING:
-    from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
+    from llmcli.planning.dry_runs.memory_plan import DraftMemory, MemoryPlan
     from llmcli.runtime.binding.contexts.context_options import ContextOptions
     from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.ui import UI
@@ -46,7 +46,7 @@ def find_alternatives(
     placement: "ModelPlacement",
     memory_plan: "MemoryPlan",
     file_exists: bool,
-    draft: "Planner | None" = None,
+    draft: "DraftMemory | None" = None,
 ) -> Alternatives:
     """Return the other settings with which a run would fit into memory. Dry runs of llama.cpp
     determine the sizes.

@@ -36,7 +36,7 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.model_loader.header_only import PlannedFile
-    from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
+    from llmcli.planning.dry_runs.memory_plan import DraftMemory, MemoryPlan
     from llmcli.runtime.binding.contexts.context_options import ContextOptions
     from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.runtime.draft_settings import DraftSettings
@@ -122,11 +122,11 @@ def plan(
             context, placement, reading = _resolve(
                 header, options, parallel, unified, drafting, config, ui
             )
-            draft_planner = stack.enter_context(
-                _open_draft_planner(drafting, header, context, placement)
+            draft_memory = stack.enter_context(
+                _open_draft_memory(drafting, header, context, placement)
             )
             predicted, measured = _plan_and_measure(
-                subject, header, context, placement, draft_planner, measure
+                subject, header, context, placement, draft_memory, measure
             )
             reading_bytes = (
                 receipt.prefill_context_bytes(header, reading, placement) if reading else 0
@@ -138,9 +138,11 @@ def plan(
             )
             shares = share_devices(header, options, placement, context, read_machine())
             alternatives = find_alternatives(
-                header, context, placement, predicted, not subject.is_stand_in, draft_planner
+                header, context, placement, predicted, not subject.is_stand_in, draft_memory
             )
     checkpoint_bytes = cache_layout.checkpoint_bytes(header, context)
+    outside_bytes = receipt.offload_bytes(predicted, parallel, checkpoint_bytes)
+    max_checkpoint_bytes = receipt.max_checkpoint_bytes(checkpoint_bytes, parallel, outside_bytes)
     title = receipt.format_title(subject.name, header, context, predicted)
     if json:
         extra_fields = {
@@ -150,7 +152,8 @@ def plan(
         extra_fields |= {
             "scored_bytes": scored_bytes,
             "checkpoint_bytes": checkpoint_bytes,
-            "outside_bytes": receipt.offload_bytes(predicted, parallel),
+            "max_checkpoint_bytes": max_checkpoint_bytes,
+            "outside_bytes": outside_bytes,
             "placement": devices.build_document(placement, context, shares),
         }
         actual = (
@@ -163,9 +166,10 @@ def plan(
         )
     else:
         ui.text(title + (f" · {subject.unloadable_reason}" if subject.unloadable_reason else ""))
-        receipt.print_table(predicted, measured, ui)
-        receipt.print_extra_bytes(predicted, parallel, reading_bytes, scored_bytes, ui)
-        receipt.print_checkpoints(checkpoint_bytes, ui)
+        draft_kind = "draft heads" if drafting.heads else "draft model"
+        receipt.print_table(predicted, measured, max_checkpoint_bytes, draft_kind, ui)
+        receipt.print_extra_bytes(outside_bytes, parallel, reading_bytes, scored_bytes, ui)
+        receipt.print_checkpoints(checkpoint_bytes, outside_bytes, ui)
         devices.print_shares(placement, shares, ui)
         receipt.print_weight_types(alternatives.weight_bytes, ui)
         receipt.print_layers(predicted.cache, ui)
@@ -191,7 +195,7 @@ def _plan_and_measure(
     header: "ModelHeader",
     context: "ContextOptions",
     placement: "ModelPlacement",
-    draft: "Planner | None",
+    draft: "DraftMemory | None",
     measure: bool,
 ) -> "tuple[MemoryPlan, MemoryPlan | None]":
     """Return the memory plan, and with `measure` also the memory of the loaded model (otherwise
@@ -257,15 +261,13 @@ def _open_drafting(
     ui: "UI",
 ) -> "Iterator[DraftSettings]":
     """Return the settings of --draft, --ngram-draft and --model-draft. The draft file `draft_ref`
-    for the model `ref`, or its stand-in, exists within the block. A note says what the weights of
-    draft heads take, which have no context.
+    for the model `ref`, or its stand-in, exists within the block.
     """
     from llmcli.catalog.fetch import resolve_ref
     from llmcli.model_loader.header_only import planned_file
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.runtime.draft_settings import choose_drafting
     from llmcli.runtime.drafting.draft_files.eagle3_match import EAGLE3
-    from llmcli.units import format_size
     from quant.model_file import read_header
 
     settings = choose_drafting(method, ngram)
@@ -277,33 +279,28 @@ def _open_drafting(
         settings = replace(settings, model=subject.path).for_draft_file(
             header, entry.draft if entry else "", has_weights=not subject.unloadable_reason
         )
-        if settings.heads:
-            ui.note(
-                f"the weights of the draft heads take {format_size(settings.heads.nbytes)} in "
-                "addition, which stay in their file"
-            )
-        elif settings.method != EAGLE3:
+        if not settings.heads and settings.method != EAGLE3:
             rehearse_model(read_header.read_header(subject.path), config, ui, computes=False)
         yield settings
 
 
 @contextmanager
-def _open_draft_planner(
+def _open_draft_memory(
     drafting: "DraftSettings",
     header: "ModelHeader",
     context: "ContextOptions",
     placement: "ModelPlacement",
-) -> "Iterator[Planner | None]":
+) -> "Iterator[DraftMemory | None]":
     """Yield the planner of the draft model or of the EAGLE-3 draft for a model with this header and
-    context; None without one.
+    context, or the memory of draft heads; None without any.
     """
-    from llmcli.planning.dry_runs.memory_plan import open_memory_planner
+    from llmcli.planning.dry_runs.memory_plan import HeadsMemory, open_memory_planner
     from llmcli.runtime.drafting.draft_contexts import draft_file_options
     from llmcli.runtime.drafting.draft_files.eagle3_match import is_eagle3
     from quant.model_file import read_header
 
     if drafting.model is None:
-        yield None
+        yield HeadsMemory(drafting.heads.nbytes) if drafting.heads else None
         return
     draft_header = read_header.read_header(drafting.model)
     with open_memory_planner(

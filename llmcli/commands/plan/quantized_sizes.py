@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.units import format_size
 
 if TYPE_CHECKING:
-    from llmcli.planning.dry_runs.memory_plan import MemoryPlan, Planner
+    from llmcli.planning.dry_runs.memory_plan import DraftMemory, MemoryPlan
     from llmcli.runtime.binding.contexts.context_options import ContextOptions
     from llmcli.runtime.binding.placement.model_placement import ModelPlacement
     from llmcli.ui import UI
@@ -59,7 +59,7 @@ def quantized_sizes(
     memory_plan: "MemoryPlan",
     folder: Path,
     file_exists: bool,
-    draft: "Planner | None" = None,
+    draft: "DraftMemory | None" = None,
 ) -> list[QuantizedSize]:
     """Return the sizes of the model in every file type that its row lengths allow, the largest file
     first.
@@ -121,7 +121,7 @@ def _plan_type(
     folder: Path,
     options: "ContextOptions",
     placement: "ModelPlacement",
-    draft: "Planner | None",
+    draft: "DraftMemory | None",
 ) -> "MemoryPlan":
     from llmcli.planning.dry_runs.memory_plan import open_memory_planner
     from quant.model_file import read_header

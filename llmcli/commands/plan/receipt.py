@@ -38,9 +38,16 @@ def format_title(
     )
 
 
-def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI") -> None:
+def print_table(
+    predicted: "MemoryPlan",
+    measured: "MemoryPlan | None",
+    max_checkpoints: int,
+    draft_kind: str,
+    ui: "UI",
+) -> None:
     """Print the bytes of each kind of memory. With `measured`, also print the measured bytes and
-    the difference.
+    the difference. `max_checkpoints`: the most bytes that checkpoints take. `draft_kind`: what the
+    draft file has, "draft model" or "draft heads".
     """
     has_several_devices = len(predicted.devices) > 1
     rows: list[tuple[str, int | None, int | None]] = []
@@ -64,6 +71,8 @@ def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI"
     rows.append(
         ("whole process", predicted.process_bytes, measured.process_bytes if measured else None)
     )
+    if max_checkpoints:
+        rows.append(("checkpoints in addition, at most", max_checkpoints, None))
     columns = (
         ("", "predicted", "size", "actual", "difference") if measured else ("", "bytes", "size")
     )
@@ -80,7 +89,8 @@ def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI"
     ui.table(columns, [row[: len(columns)] for row in cells], right=columns[1:])
     ui.text()
     if predicted.draft is not None:
-        ui.text(f"the draft model takes {_format_size(predicted.draft)} of this")
+        verb = "take" if draft_kind.endswith("s") else "takes"
+        ui.text(f"the {draft_kind} {verb} {_format_size(predicted.draft)} of this")
     for share in predicted.devices:
         _print_verdict(share, f"{share.device}: " if has_several_devices else "", ui)
     if predicted.fits is False and predicted.can_run:
@@ -106,14 +116,33 @@ def _print_verdict(share: Any, device_prefix: str, ui: "UI") -> None:
     ui.text(f"{device_prefix}{available} available: {verdict}")
 
 
-def offload_bytes(predicted: "MemoryPlan", slots: int) -> int:
-    """Return how much of the free memory serve and batch may use to offload KV cache cells.
+def offload_bytes(predicted: "MemoryPlan", slots: int, checkpoint_bytes: int | None) -> int:
+    """Return how much of the free memory the states outside the KV cache may take: those of
+    preempted and finished answers, and checkpoints.
 
-    `slots`: the number of parallel answers; with one slot nothing is offloaded.
+    `slots`: the number of parallel answers; with one slot there are only checkpoints.
+    `checkpoint_bytes`: of one checkpoint; 0 if the model needs none, None: unknown.
     """
     from llmcli.runtime.kv_cache.host_budget import HostMemory, host_budget
 
-    return host_budget(HostMemory(predicted.devices[0].free_after)) if slots > 1 else 0
+    if slots == 1 and checkpoint_bytes == 0:
+        return 0
+    return host_budget(HostMemory(predicted.devices[0].free_after))
+
+
+def max_checkpoint_bytes(checkpoint_bytes: int | None, slots: int, outside_bytes: int) -> int:
+    """Return the most bytes that the checkpoints of all slots take together: as many as they keep
+    (kv_cache/checkpoints.py), within their share of `outside_bytes` (kv_cache/offload_store.py).
+
+    `checkpoint_bytes`: of one checkpoint. If it is unknown (None), the result is the whole share.
+    """
+    from llmcli.runtime.kv_cache.checkpoints import MAX_PER_SLOT
+    from llmcli.runtime.kv_cache.offload_store import CHECKPOINT_SHARE
+
+    share = outside_bytes // CHECKPOINT_SHARE
+    if not checkpoint_bytes:
+        return share if checkpoint_bytes is None else 0
+    return checkpoint_bytes * min(MAX_PER_SLOT * slots, share // checkpoint_bytes)
 
 
 def prefill_context_bytes(
@@ -171,7 +200,7 @@ def sum_or_none(addends: "Iterable[int | None]") -> int | None:
 
 
 def print_extra_bytes(
-    predicted: "MemoryPlan",
+    outside_bytes: int,
     slots: int,
     prefill_bytes: int | None,
     scored_bytes: int | None,
@@ -195,24 +224,26 @@ def print_extra_bytes(
             "(echo and logprobs)"
         )
     if slots > 1:
-        max_bytes = _format_size(offload_bytes(predicted, slots))
         ui.text(
-            f"serve and batch use up to {max_bytes} more of the free memory for preempted and finished "
-            "answers"
+            f"serve and batch use up to {_format_size(outside_bytes)} more of the free memory for "
+            "preempted and finished answers"
         )
 
 
-def print_checkpoints(nbytes: int | None, ui: "UI") -> None:
+def print_checkpoints(nbytes: int | None, outside_bytes: int, ui: "UI") -> None:
     """Print what a checkpoint of a conversation takes (kv_cache/checkpoints.py). Print nothing if
-    the model needs none.
+    the model needs none. `outside_bytes`: as `offload_bytes` returns.
     """
     from llmcli.runtime.kv_cache.checkpoints import MAX_PER_SLOT
+    from llmcli.runtime.kv_cache.offload_store import CHECKPOINT_SHARE
 
     if nbytes != 0:
         size = "an unknown number of bytes" if nbytes is None else f"about {_format_size(nbytes)}"
+        share = _format_size(outside_bytes // CHECKPOINT_SHARE)
         ui.text(
             f"a checkpoint, to which a conversation can go back, takes {size} of host memory; "
-            f"each conversation keeps up to {MAX_PER_SLOT}"
+            f"each conversation keeps up to {MAX_PER_SLOT}, and all together at most {share} of "
+            "the free memory"
         )
 
 

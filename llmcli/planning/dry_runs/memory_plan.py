@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -128,7 +129,9 @@ class MemoryPlan:
         int | None
     )  # the process without the model: interpreter, libraries, vocabulary, graphs
     resident: int | None = None  # measured memory of the process; None after a dry run
-    draft: int | None = None  # how many bytes in `devices` belong to a draft model
+    draft: int | None = (
+        None  # how many bytes in `devices` belong to a draft model or to draft heads
+    )
 
     @property
     def sums(self) -> MemorySums:
@@ -175,6 +178,27 @@ class MemoryPlan:
         return False if False in results else None if None in results else True
 
 
+class DraftMemory(Protocol):
+    """The memory of a draft file beside a model."""
+
+    def draft_memory(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
+        """Return the memory on each device, the host first. `options`: those of the model's
+        context.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsMemory:
+    """The memory of draft heads: the weights, which the host reads from the mapped file."""
+
+    nbytes: int
+
+    def draft_memory(self, _options: ContextOptions) -> tuple[DeviceMemory, ...]:
+        """Return the memory on the host. No context has an influence on it."""
+        return (DeviceMemory(HOST_DEVICE, self.nbytes, 0, 0, 0, 0, 0, None),)
+
+
 class Planner:
     """Computes memory plans for any number of contexts of one model file, by dry runs. Made by
     `open_memory_planner`.
@@ -185,15 +209,15 @@ class Planner:
         unloaded_model: DryRun,
         header: ModelHeader,
         options: ContextOptions,
-        draft_planner: "Planner | None" = None,
+        draft: "DraftMemory | None" = None,
         load_mode: str = "auto",
     ) -> None:
-        """`unloaded_model`: the model opened without its weights. `draft_planner`: the planner of a
-        draft model, whose memory is added to each plan. `load_mode`: as in ModelPlacement.
+        """`unloaded_model`: the model opened without its weights. `draft`: the planner of a draft
+        model, or draft heads, whose memory is added to each plan. `load_mode`: as in ModelPlacement.
         """
         self._load_mode = load_mode
         self._dry_run, self.header, self.options = unloaded_model, header, options
-        self._draft_planner = draft_planner
+        self._draft = draft
         self._cache_shape = kv_size.read_shape(header.metadata)
         tensor_buffers = unloaded_model.tensor_buffers()
         self._mapped: int | None = None
@@ -287,16 +311,19 @@ class Planner:
                 self._draft_memory(options),
             )
 
+    def draft_memory(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
+        """Return the memory of this model on each device, as the draft model of a context with
+        `options`.
+        """
+        host_share, *others = self.device_memory(draft_file_options(self.header, options))
+        output = host_share.output + layer_input_bytes(self.header, options)
+        return replace(host_share, output=output), *others
+
     def _draft_memory(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
-        """Return the memory of the draft model on each device; empty without a draft model.
+        """Return the memory of the draft model or heads on each device; empty without a draft.
         `options`: those of the model's context.
         """
-        if self._draft_planner is None:
-            return ()
-        draft = self._draft_planner
-        host_share, *others = draft.device_memory(draft_file_options(draft.header, options))
-        output = host_share.output + layer_input_bytes(draft.header, options)
-        return replace(host_share, output=output), *others
+        return () if self._draft is None else self._draft.draft_memory(options)
 
     def supports_cache_type(self, cache_type: str) -> bool:
         """Return whether K and V of this model can both have this type. Quantized types need heads
@@ -398,25 +425,25 @@ def open_memory_planner(
     header: ModelHeader,
     options: ContextOptions,
     placement: ModelPlacement,
-    draft_planner: Planner | None = None,
+    draft: DraftMemory | None = None,
     target: Path | None = None,
 ) -> Iterator[Planner]:
     """Open the planner of a model file for the `with` block. The header must have been checked, and
-    `options` must be resolved. `placement`: that of the weights. `target`: the file of the model for
-    which an EAGLE-3 draft drafts.
+    `options` must be resolved. `placement`: that of the weights. `draft`: added to each plan. `target`:
+    the file of the model for which an EAGLE-3 draft drafts.
 
     Raises UserError if llama.cpp cannot load the file.
     """
     opened = dry_run(header.path, placement.for_header(header), target, options.outputs_states)
     with opened as unloaded_model:
-        yield Planner(unloaded_model, header, options, draft_planner, placement.load_mode)
+        yield Planner(unloaded_model, header, options, draft, placement.load_mode)
 
 
 def largest_gpu_layers(
     header: ModelHeader,
     options: ContextOptions,
     placement: ModelPlacement,
-    draft_planner: Planner | None = None,
+    draft: DraftMemory | None = None,
 ) -> int | None:
     """Return the largest number of layers (-ngl) that fit on the GPUs with a context with these
     options, by dry runs. The output matrix counts as one layer. `placement`: of which only the
@@ -431,7 +458,7 @@ def largest_gpu_layers(
 
     def free_after(number: int) -> int | None:
         moved = replace(placement, gpu_layers=number - 1)
-        with open_memory_planner(header, options, moved, draft_planner) as planner:
+        with open_memory_planner(header, options, moved, draft) as planner:
             shares = planner.device_memory(options)
         return least_free(share for share in shares if share.device in gpus)
 

@@ -13,6 +13,8 @@ from llmcli.hardware import memory_limits
 from llmcli.planning.dry_runs.memory_plan import (
     MAX_CELLS,
     DeviceMemory,
+    DraftMemory,
+    HeadsMemory,
     Planner,
     free_by_device,
     largest_fitting,
@@ -211,7 +213,8 @@ def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
     file (DraftSettings.for_draft_file).
     """
     with ExitStack() as stack:
-        draft = None
+        heads = plan.drafting.heads
+        draft: DraftMemory | None = HeadsMemory(heads.nbytes) if heads else None
         if plan.drafting.model:
             draft_header = read_header.read_header(plan.drafting.model)
             draft = stack.enter_context(

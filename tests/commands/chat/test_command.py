@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -580,3 +581,30 @@ def test_the_system_text_may_be_in_a_file(llmcli: Llmcli, fake: Fake, tmp_path: 
     both = llmcli("run", "fake", "x", "-sysf", str(file), "-sys", "y")
     assert both.code == 2
     assert "-sys and -sysf" in both.err
+
+
+def test_kv_shows_the_checkpoints_of_a_recurrent_model(llmcli: Llmcli, tmp_path: Path) -> None:
+    from llmcli.planning.prediction.cache_layout import checkpoint_bytes
+    from llmcli.runtime.binding.contexts.context_options import ContextOptions
+    from quant.model_file.read_header import read_header
+    from tests.quant import tiny_gguf
+
+    model = tiny_gguf.mamba(tmp_path / "mamba.gguf")
+    flags = ("--raw", "-n", "4", "-t", "1", "-c", "512")
+    done = llmcli("chat", str(model), *flags, stdin=b"ab\n/kv\n" + b"w1 w2\n" * 9 + b"/kv\n")
+    assert done.code == 0, done.err
+    size = checkpoint_bytes(read_header(model), ContextOptions(512))
+    assert size
+    rows = [
+        re.search(r"checkpoints +(\d+) with ([\d,]+) .* at tokens (…, )?(.*)", line)
+        for line in done.out.splitlines()
+        if line.startswith("checkpoints")
+    ]
+    few, many = rows
+    assert few and many
+    for row in (few, many):
+        assert int(row[2].replace(",", "")) == int(row[1]) * size
+        lengths = [int(word) for word in row[4].split(", ")]
+        assert lengths == sorted(set(lengths))
+        assert len(lengths) == min(8, int(row[1]))
+    assert not few[3] and many[3]

@@ -70,6 +70,7 @@ SHAPE = {
     "reading_bytes": object,
     "scored_bytes": object,
     "checkpoint_bytes": object,
+    "max_checkpoint_bytes": int,
     "gpu_layers": {"most": int, "layers": int},
     "placement": {
         "gpu_layers": int,
@@ -192,6 +193,56 @@ def test_without_a_unified_cache_each_sequence_is_rounded_up_to_256_cells(
     assert unified["outside_bytes"] == (free + (unified["droppable_bytes"] or 0)) // 2
     separate = json.loads(llmcli(*words, "--no-kv-unified").out)
     assert (separate["kv"]["cells"], separate["reading_bytes"]) == (3 * 256, 0)
+
+
+def test_one_slot_of_a_recurrent_model_plans_its_checkpoints(
+    llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.quant import tiny_gguf
+
+    words = ("plan", str(tiny_gguf.mamba(tmp_path / "mamba.gguf")), "-c", "512")
+    document = json.loads(llmcli(*words, "--json").out)
+    size, free = document["checkpoint_bytes"], document["available_bytes"]
+    free += (document["droppable_bytes"] or 0) - document["total_bytes"]
+    assert size > 2 * 4 * 64 * 16  # the states of two layers
+    assert document["outside_bytes"] == free // 2
+    assert document["max_checkpoint_bytes"] == 32 * size
+    out = llmcli(*words).out
+    assert re.search(f"checkpoints in addition, at most +{32 * size:,} ", out)
+    assert "a checkpoint, to which a conversation can go back, takes about " in out
+    assert "each conversation keeps up to 32, and all together at most " in out
+    assert "serve and batch use" not in out
+    several = json.loads(llmcli(*words, "-np", "2", "--json").out)
+    assert several["max_checkpoint_bytes"] == 64 * size
+    # half of the free memory is for states, and half of that for checkpoints
+    monkeypatch.setattr(
+        host, "available_memory", lambda: document["available_bytes"] - free + 4 * 3 * size + 8
+    )
+    little = json.loads(llmcli(*words, "--json").out)
+    assert (little["outside_bytes"], little["max_checkpoint_bytes"]) == (6 * size + 4, 3 * size)
+
+
+def test_a_model_without_checkpoints_keeps_nothing_outside_with_one_slot(
+    llmcli: Llmcli, model: Path
+) -> None:
+    document = json.loads(llmcli("plan", str(model), "-c", "512", "--json").out)
+    keys = ("checkpoint_bytes", "max_checkpoint_bytes", "outside_bytes")
+    assert [document[key] for key in keys] == [0, 0, 0]
+    assert "checkpoint" not in llmcli("plan", str(model), "-c", "512").out
+
+
+def test_checkpoints_of_unknown_size_are_planned_with_their_share_of_the_memory(
+    llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmcli.planning.prediction import cache_layout
+    from tests.quant import tiny_gguf
+
+    monkeypatch.setattr(cache_layout, "checkpoint_bytes", lambda header, options: None)
+    words = ("plan", str(tiny_gguf.mamba(tmp_path / "mamba.gguf")), "-c", "512")
+    document = json.loads(llmcli(*words, "--json").out)
+    assert document["checkpoint_bytes"] is None
+    assert document["max_checkpoint_bytes"] == document["outside_bytes"] // 2 > 0
+    assert "takes an unknown number of bytes of host memory" in llmcli(*words).out
 
 
 def test_the_bytes_of_the_prefill_context_are_exact(llmcli: Llmcli, model: Path) -> None:
@@ -367,6 +418,39 @@ def test_a_draft_model_adds_to_every_figure(llmcli: Llmcli, model: Path, tmp_pat
     assert (refused.code, refused.out) == (2, "")
     other_vocabulary = tiny_gguf.llama(tmp_path / "other.gguf", layers=1, vocab=700)
     assert llmcli(*words[:-1], "-md", str(other_vocabulary)).code == 1
+
+
+def test_the_weights_of_draft_heads_are_in_every_total(
+    llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmcli.runtime.drafting.draft_files.heads_file import MEDUSA, HeadShapes
+    from tests.fixtures.draft_heads import write_heads
+    from tests.quant import tiny_gguf
+
+    model = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, ff=64, layers=2, tied=True)
+    weights = write_heads(tmp_path / "h.gguf", HeadShapes(MEDUSA, 64, 300, 4, 2, 0, False), model)
+    nbytes = sum(values.nbytes for values in weights.values())
+    words = ("plan", str(model), "-c", "512", "-fa", "on")
+    # the method needs several rows of logits, with heads and with guesses of the text alike
+    plain = json.loads(llmcli(*words, "--ngram-draft", "on", "--json").out)
+    both = json.loads(llmcli(*words, "-md", str(tmp_path / "h.gguf"), "--json").out)
+    assert (plain["draft_bytes"], both["draft_bytes"]) == (None, nbytes)
+    assert both["weights_bytes"] == plain["weights_bytes"] + nbytes
+    keys = ("weights_bytes", "compute_bytes", "repacked_bytes", "output_bytes")
+    assert both["total_bytes"] == both["kv"]["bytes"] + sum(both[key] for key in keys)
+    assert all(
+        row["total_bytes"] == other["total_bytes"] + both["total_bytes"] - plain["total_bytes"]
+        for row, other in zip(both["quants"], plain["quants"], strict=True)
+    )
+    done = llmcli(*words, "-md", str(tmp_path / "h.gguf"))
+    assert "the draft heads take " in done.out
+    free = both["total_bytes"] - (both["droppable_bytes"] or 0) - 1
+    monkeypatch.setattr(host, "available_memory", lambda: free)
+    assert (
+        json.loads(llmcli(*words, "-md", str(tmp_path / "h.gguf"), "--json").out)["fits"] is False
+    )
+    monkeypatch.setattr(host, "available_memory", lambda: free + 1)
+    assert json.loads(llmcli(*words, "-md", str(tmp_path / "h.gguf"), "--json").out)["fits"] is True
 
 
 def test_the_memory_of_prediction_layers_is_planned_and_measured(

@@ -12,9 +12,11 @@ from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.rows.batch import BatchRows
+from quant.convert import checkpoint_source
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
-from tests.quant import tiny_gguf
+from quant.quantize import plan, write
+from tests.quant import families, tiny_gguf
 
 
 def header_of(folder: Path, arch: str, **settings: int) -> ModelHeader:
@@ -78,26 +80,68 @@ def test_metadata_that_is_not_valid_predicts_nothing(tmp_path: Path) -> None:
     assert cache_bytes_by_layer(header, ContextOptions(512)) is None
 
 
-@pytest.mark.parametrize("is_unified", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba"])
-def test_checkpoint_bytes_are_those_of_llama_cpp(
-    tmp_path: Path, kind: str, is_unified: bool
-) -> None:
-    path = tmp_path / "m.gguf"
+HYBRIDS = (
+    "lfm2",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen35, three value heads per key head",
+    "qwen35, other order of layers, yarn",
+    "gpt-oss",
+)
+
+
+def write_model(kind: str, folder: Path) -> Path:
+    """Write a tiny random model: one of tiny_gguf, or the case of that name of tests/quant/families."""
+    path = folder / "m.gguf"
     if kind == "gemma3":
-        tiny_gguf.gemma3(path, hidden=128, layers=6)
-    else:
-        {"llama": tiny_gguf.llama, "mamba": tiny_gguf.mamba}[kind](path)
-    options = ContextOptions(1024, 512, 512, unified=is_unified)
-    predicted = cache_layout.checkpoint_bytes(read_header(path), options)
-    with open_model(path) as model, open_context(model, options) as context:
-        if not context.needs_checkpoints:
-            assert predicted == 0
-            return
-        tokens = [number % 200 for number in range(512)]
-        context.decode(BatchRows(tokens, range(512), [0] * 512, [False] * 512))
-        actual = len(context.read_checkpoint(0))
-    assert predicted == pytest.approx(actual, rel=0.15)
+        return tiny_gguf.gemma3(path, hidden=128, layers=6)
+    if kind in ("llama", "mamba"):
+        return {"llama": tiny_gguf.llama, "mamba": tiny_gguf.mamba}[kind](path)
+    pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
+    case = next(case for case in families.cases() if case.name == kind)
+    families.build(case, folder / "tiny")
+    source = checkpoint_source.open_checkpoint(folder / "tiny")
+    write.write_model(plan.plan_quantization(source, "F16"), path, threads=1)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", *HYBRIDS])
+def test_checkpoint_bytes_are_those_of_llama_cpp(tmp_path: Path, kind: str) -> None:
+    path = write_model(kind, tmp_path)
+    header, options = read_header(path), ContextOptions(1024, 512, 512, 2)
+    tokens = [number % 200 for number in range(512)]
+    # Nemotron's heads have 48 values, and a block has 32
+    type_k = "f32" if kind.startswith("nemotron") else "q8_0"
+    with open_model(path) as model:
+        for changed in (
+            options,
+            replace(options, flash_attn="off"),
+            replace(options, flash_attn="on", type_k=type_k, type_v="f16"),
+            replace(options, n_rs_seq=3),
+            replace(options, unified=False),
+        ):
+            predicted = cache_layout.checkpoint_bytes(header, changed)
+            with open_context(model, changed) as context:
+                assert (predicted != 0) == context.needs_checkpoints
+                if predicted != 0:
+                    context.decode(BatchRows(tokens, range(512), [1] * 512, [False] * 512))
+                    assert predicted == len(context.read_checkpoint(1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", *HYBRIDS])
+def test_the_bytes_of_the_layers_are_those_that_llama_cpp_allocates(
+    tmp_path: Path, kind: str
+) -> None:
+    path = write_model(kind, tmp_path)
+    header, options = read_header(path), ContextOptions(1024, 512, 512, 2)
+    with open_model(path) as model:
+        for n_rs_seq in (0, 3):
+            changed = replace(options, n_rs_seq=n_rs_seq)
+            predicted = cache_bytes_by_layer(header, changed)
+            with open_context(model, changed) as context:
+                breakdown = context.memory_breakdown()
+            assert breakdown is not None and predicted is not None
+            assert sum(predicted) == sum(buffer.context_bytes for buffer in breakdown.buffers)
 
 
 def test_a_model_without_cache_takes_no_checkpoints(tmp_path: Path) -> None:

@@ -2,16 +2,23 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
+from llmcli.planning.prediction.cache_layout import checkpoint_bytes
+from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.draft_settings import NO_DRAFTING
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.kv_cache import offload_store
 from llmcli.serve.http.routes.kv import build_cache_report
+from quant.model_file.read_header import read_header
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.fakes import fake_runner
-from tests.fixtures.server import Served
+from tests.fixtures.server import Served, serving
+from tests.fixtures.small_runner import open_small
+from tests.quant import tiny_gguf
 
 # Prometheus' text format, version 0.0.4: a line is a comment, or a name, labels and a number.
 LINE = re.compile(
@@ -134,6 +141,20 @@ def test_the_cache_report_counts_cells_and_prefixes(serve: Callable[..., Served]
     assert found["prefixes"][0]["tokens"] == shared and len(found["prefixes"][0]["children"]) == 2
     assert found["running"] == found["waiting"] == 0
     assert "Another" not in str(found)
+
+
+def test_the_checkpoints_of_a_recurrent_model_are_reported(tmp_path: Path) -> None:
+    model = tiny_gguf.mamba(tmp_path / "mamba.gguf")
+    size = checkpoint_bytes(read_header(model), ContextOptions(512))
+    prompt = {"model": "tiny", "prompt": list(range(3, 100)), "max_tokens": 4}
+    with open_small(model, NO_DRAFTING) as runner, serving(runner, parallel=1) as served:
+        assert httpx.post(f"{served.v1}/completions", json=prompt).status_code == 200
+        found = httpx.get(f"{served.v1}/kv?check=true").json()
+    (sequence,) = (each for each in found["sequences"] if each["tokens"])
+    lengths = sequence["checkpoints"]
+    assert lengths and lengths == sorted(set(lengths)) and lengths[-1] <= sequence["tokens"]
+    assert found["outside"]["checkpoint_bytes"] == len(lengths) * size
+    assert found["outside"]["most_bytes"] >= found["outside"]["checkpoint_bytes"]
 
 
 def test_the_cache_report_has_the_present_budget_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
