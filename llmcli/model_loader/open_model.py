@@ -235,7 +235,8 @@ class ModelSwitcher:
         flags = self.run_flags
         if flags.samples > 1 or flags.search.beams > 1:
             return NO_DRAFTING
-        settings = choose_drafting(flags.draft, flags.ngram_draft)
+        has_file = flags.model_draft is not None
+        settings = choose_drafting(flags.draft, flags.ngram_draft, has_file=has_file)
         if flags.model_draft is None:
             return settings
         return prepare_draft_file(flags.model_draft, settings, model, header, self.config, self.ui)

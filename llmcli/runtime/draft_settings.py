@@ -186,10 +186,14 @@ class DraftSettings:
 DEFAULT_DRAFTING, NO_DRAFTING = DraftSettings(), DraftSettings("off")
 
 
-def choose_drafting(method: str, ngram: str) -> DraftSettings:
-    """Return the settings of the options --draft and --ngram-draft."""
+def choose_drafting(method: str, ngram: str, *, has_file: bool) -> DraftSettings:
+    """Return the settings of the options --draft and --ngram-draft. `has_file`: whether a draft
+    file is named, too. Without one, --ngram-draft on means --draft ngram.
+    """
     if method == "off":
         return NO_DRAFTING
+    if method == "auto" and ngram == "on" and not has_file:
+        method = "ngram"
     return DraftSettings("on" if method == "ngram" else ngram, method=method)
 
 

@@ -268,7 +268,7 @@ def _open_drafting(
     from llmcli.units import format_size
     from quant.model_file import read_header
 
-    settings = choose_drafting(method, ngram)
+    settings = choose_drafting(method, ngram, has_file=draft_ref is not None)
     if draft_ref is None:
         yield settings
         return

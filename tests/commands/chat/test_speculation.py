@@ -43,6 +43,38 @@ def test_invalid_draft_flags_are_one_error(
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "plan"])
+@pytest.mark.parametrize(
+    ("method", "words", "other"),
+    [
+        ("lookahead", ("--ngram-draft", "on"), "--ngram-draft"),
+        ("pool", ("--ngram-draft", "on"), "--ngram-draft"),
+        ("pool", ("--ngram-draft", "off"), "--ngram-draft off"),
+        ("lookahead", ("-md", "small.gguf"), "--model-draft"),
+        ("pool", ("-md", "small.gguf"), "--model-draft"),
+        ("mtp", ("--ngram-draft", "on"), "--ngram-draft"),
+    ],
+)
+def test_options_that_a_named_method_does_not_use_are_refused(
+    method: str, words: tuple[str, ...], other: str, command: str, llmcli: Callable[..., Done]
+) -> None:
+    done = llmcli(command, "x.gguf", "--draft", method, *words)
+    assert done.code == 2
+    error, hint = done.err.splitlines()[-2:]
+    assert error.endswith(f"--draft {method} does not use {other}")
+    assert hint == f"hint: leave out --draft {method} or {other}"
+
+
+def test_ngram_draft_on_means_draft_ngram(llmcli: Callable[..., Done], tmp_path: Path) -> None:
+    model = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, layers=1)
+    words = ("run", str(model), "hi", "--raw", "-n", "2", "-c", "64", "--ngram-draft", "on")
+    for more, method in (((), "ngram"), (("-md", str(model)), "auto")):
+        done = llmcli(*words, *more, "--json")
+        assert done.code == 0, done.err
+        draft = json.loads(done.out)["draft"]
+        assert (draft["method"], draft["ngram"]) == (method, "on")
+
+
 def test_drafted_and_accepted_tokens_are_reported_when_any_were_drafted(
     llmcli: Callable[..., Done], fake: Callable[..., list[Runner]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

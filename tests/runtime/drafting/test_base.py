@@ -9,7 +9,12 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
-from llmcli.runtime.draft_settings import DraftSettings, parse_ngram_draft
+from llmcli.runtime.draft_settings import (
+    NO_DRAFTING,
+    DraftSettings,
+    choose_drafting,
+    parse_ngram_draft,
+)
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.draft_length import MAX_LOSS_SHARE, DraftLength
 from llmcli.runtime.drafting.gain.pass_cost import (
@@ -452,6 +457,17 @@ def test_the_settings_decide_how_many_rows_of_logits_are_reserved():
     assert DraftSettings().max_outputs(quantized, uses_gpu=True) == 1
     assert DraftSettings("off").max_outputs(quantized, uses_gpu=False) == 1
     assert DraftSettings("on").max_outputs(floats, uses_gpu=False) == 16
+
+
+def test_ngram_draft_on_allows_one_method_without_a_draft_file() -> None:
+    ngram, both = DraftSettings("on", method="ngram"), DraftSettings("on")
+    for has_file in (False, True):
+        assert choose_drafting("ngram", "auto", has_file=has_file) == ngram
+        assert choose_drafting("auto", "off", has_file=has_file) == DraftSettings("off")
+        assert choose_drafting("off", "auto", has_file=has_file) == NO_DRAFTING
+        assert choose_drafting("pool", "auto", has_file=has_file) == DraftSettings(method="pool")
+    assert choose_drafting("auto", "on", has_file=False) == ngram
+    assert choose_drafting("auto", "on", has_file=True) == both
 
 
 def open_drafting(
