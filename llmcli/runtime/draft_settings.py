@@ -28,7 +28,7 @@ from llmcli.runtime.drafting.draft_files.heads_file import (
 )
 from llmcli.runtime.drafting.draft_files.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.drafting.gain.pass_cost import MAX_PASS_ROWS, PASS_ROWS
-from llmcli.runtime.kv_size import read_shape
+from llmcli.runtime.kv_size import RECURRENT_STATE_ARCHS, read_shape
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
@@ -123,6 +123,15 @@ class DraftSettings:
         if not is_eagle3(draft):
             self._require_use("model", f"is a model of architecture {draft.architecture}")
             load_checks.check_loadable(draft)
+            if draft.architecture in RECURRENT_STATE_ARCHS:
+                raise UserError(
+                    f"{draft.path.name} cannot draft: a draft model must drop wrong guesses token "
+                    "by token, which llmcli does not do with the recurrent state of "
+                    f"{draft.architecture}",
+                    hint=f"use --model-draft {suggestion}, or --draft ngram"
+                    if suggestion
+                    else "name another model with -md, without such layers, or use --draft ngram",
+                )
             require_same_vocabulary(model, draft, suggestion)
             return replace(self, is_checked=True)
         self._require_use(EAGLE3, "is an EAGLE-3 draft")

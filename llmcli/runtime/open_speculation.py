@@ -66,8 +66,8 @@ def open_speculation(settings: DraftSettings, target: DraftTarget) -> Iterator[S
     stays open, and the context keeps no hidden states.
 
     A draft model is opened on the same devices as the model, with the options of
-    draft_contexts.py. It is closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
-    UserError when the draft model has a recurrent state.
+    draft_contexts.py. It is closed after the `with` block. Its file was checked by
+    `DraftSettings.for_draft_file`.
     """
     with ExitStack() as stack:
         speculation = _create_speculation(stack, settings, target)
@@ -167,8 +167,6 @@ def _open_eagle3(path: Path, target: DraftTarget) -> Iterator[EagleContext]:
 def _open_draft_model(path: Path, target: DraftTarget) -> Iterator[tuple[Context, PassCost]]:
     """Open the draft model in the file `path`, which was checked by `for_draft_file`. Yield its
     context and the measured cost of its passes.
-
-    Raises UserError when the draft model has a recurrent state.
     """
     draft_header = read_header.read_header(path)
     context_options = draft_context_options(target.context.options)
@@ -176,12 +174,7 @@ def _open_draft_model(path: Path, target: DraftTarget) -> Iterator[tuple[Context
         open_model(path, target.placement.for_draft().for_header(draft_header)) as model,
         open_context(model, context_options) as draft_context,
     ):
-        if draft_context.is_recurrent:
-            raise UserError(
-                f"{path.name} cannot draft: drafting needs to drop rejected tokens, "
-                "which its recurrent state does not support",
-                hint="leave out --model-draft",
-            )
+        assert not draft_context.is_recurrent, f"{draft_header.architecture} has recurrent state"
         yield draft_context, measure_pass_cost(draft_context, PASS_ROWS[0])
 
 

@@ -130,7 +130,7 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     opening = _OpenRequest(model.path, options, placement, drafting, config.native_sampling)
     results: dict[str, MethodResult] = {}
     failures: list[UserError] = []
-    # only the loaded draft file shows whether its model can draft
+    # the draft file first: if it cannot be opened, the command ends before it has measured
     for name in sorted(drafting, key=lambda name: drafting[name].file is None):
         try:
             results[name] = _measure(name, opening, request, ui)

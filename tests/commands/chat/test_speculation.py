@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.errors import UserError
+from llmcli.runtime import runner as runner_module
 from llmcli.runtime.draft_settings import DraftSettings
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.runner import OpenedParts, Runner
 from llmcli.runtime.strategies.base import Speculation
+from quant.model_file.read_header import read_header
 from tests.fixtures.cli import Done
 from tests.fixtures.drafts import CHEAP, Steady
-from tests.quant import tiny_gguf
+from tests.quant import predicting_checkpoint, tiny_gguf
+
+BENCH_SPEC = ("bench", "spec", "TARGET", "--tasks", "free")
 
 
 @pytest.mark.parametrize(
@@ -208,3 +213,34 @@ def test_a_draft_model_of_another_vocabulary_is_refused_with_the_name_of_the_rig
     assert "draft model     big:1m" in llmcli("show", "big:2m", "--trust").out
     done = llmcli(*words, "-c", "64", "-t", "1", "--trust", "-md", "big:1m")
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("words", [("run", "TARGET", "hi"), ("plan", "TARGET"), BENCH_SPEC])
+def test_a_draft_model_with_recurrent_state_is_refused_before_anything_is_loaded(
+    words: tuple[str, ...],
+    llmcli: Callable[..., Done],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tiny_gguf.llama(tmp_path / "t.gguf", hidden=64, layers=1)
+    draft = tiny_gguf.mamba(tmp_path / "m.gguf")
+
+    def load(path: Path, *_: object, **__: object) -> None:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(runner_module, "open_model", load)
+    words = tuple(str(target) if word == "TARGET" else word for word in words)
+    done = llmcli(*words, "-c", "64", "-md", str(draft))
+    assert (done.code, done.out) == (1, "")
+    error, hint = done.err.splitlines()[-2:]
+    assert "m.gguf cannot draft: a draft model must drop wrong guesses token by token" in error
+    assert "the recurrent state of mamba" in error
+    assert hint == "hint: name another model with -md, without such layers, or use --draft ngram"
+
+
+def test_a_hybrid_draft_model_is_refused_with_the_name_of_the_right_one(tmp_path: Path) -> None:
+    target = tiny_gguf.llama(tmp_path / "t.gguf", hidden=64, layers=1)
+    hybrid = predicting_checkpoint.write_gguf(tmp_path / "h.gguf")
+    with pytest.raises(UserError, match="the recurrent state of qwen35") as error:
+        DraftSettings(model=hybrid).for_draft_file(read_header(target), "small:1m")
+    assert error.value.hint == "use --model-draft small:1m, or --draft ngram"
