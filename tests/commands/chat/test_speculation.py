@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime import runner as runner_module
-from llmcli.runtime.draft_settings import DraftSettings
+from llmcli.runtime.draft_settings import DraftSettings, require_prediction_layers
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.runner import OpenedParts, Runner
 from llmcli.runtime.strategies.base import Speculation
@@ -68,6 +69,40 @@ def test_options_that_a_named_method_does_not_use_are_refused(
     error, hint = done.err.splitlines()[-2:]
     assert error.endswith(f"--draft {method} does not use {other}")
     assert hint == f"hint: leave out --draft {method} or {other}"
+
+
+@pytest.mark.parametrize("words", [("run", "-p", "hi"), ("chat",), ("serve",), ("plan",)])
+def test_prediction_layers_are_missed_before_the_model_is_rehearsed(
+    words: tuple[str, ...],
+    llmcli: Callable[..., Done],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No checkpoint has such layers that llama.cpp computes for a Llama."""
+
+    def rehearse_model(*_: object, **__: object) -> None:
+        raise AssertionError("rehearsed")
+
+    for module in ("open_model", "rehearsal.rehearse"):
+        monkeypatch.setattr(f"llmcli.model_loader.{module}.rehearse_model", rehearse_model)
+    model = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, layers=1)
+    done = llmcli(words[0], str(model), *words[1:], "--draft", "mtp", "-c", "64")
+    assert done.code == 1
+    error, hint = done.err.splitlines()[-2:]
+    assert "--draft mtp: llama.cpp computes no layers that predict further tokens" in error
+    assert error.endswith("architecture llama")
+    assert hint == "hint: leave out --draft mtp, or use --draft ngram"
+
+
+def test_a_file_that_lost_its_prediction_layers_can_be_made_again(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen35")
+    tiny_gguf.vocabulary(writer, 300)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="this file has no layers that predict") as error:
+        require_prediction_layers("mtp", read_header(tmp_path / "m.gguf"))
+    assert "without --no-mtp" in error.value.hint
 
 
 def test_ngram_draft_on_means_draft_ngram(llmcli: Callable[..., Done], tmp_path: Path) -> None:
@@ -133,10 +168,14 @@ def _init_with_prompt_lookup(original_init: Callable[..., None]) -> Callable[...
 
 
 def _request_drafts(original_init: Callable[..., None], mode: str) -> Callable[..., None]:
-    """Return a `Runner.__init__` as if --ngram-draft had the value `mode`."""
+    """Return a `Runner.__init__` as if --ngram-draft had the value `mode`, and drafts did not
+    pay.
+    """
+
+    obstacle = "on this machine a pass over 4 tokens takes 4.0 times as long"
 
     def init(self: Runner, parts: OpenedParts) -> None:
-        original_init(self, replace(parts, drafting=DraftSettings(mode)))
+        original_init(self, replace(parts, drafting=DraftSettings(mode), draft_obstacle=obstacle))
 
     return init
 
@@ -148,7 +187,7 @@ def test_drafting_that_brings_nothing_is_said_and_in_the_json(
     # Drafting was requested, but this machine cannot gain by it.
     monkeypatch.setattr(Runner, "__init__", _request_drafts(plain_init, "on"))
     done = _run(llmcli, fake, monkeypatch)
-    assert "speculative decoding is off: on this machine a pass over several tokens" in done.err
+    assert "speculative decoding is off: on this machine a pass over 4 tokens" in done.err
     assert "nothing drafted" not in done.err
     document = json.loads(_run(llmcli, fake, monkeypatch, "--json").out)
     assert document["timing"]["drafted_tokens"] == document["timing"]["accepted_tokens"] == 0
