@@ -81,7 +81,7 @@ def show(
         )
         _raise_mismatches(model, mismatches, check)
         return
-    _show_model(model, facts, ui)
+    _show_model(model, facts, _describe_draft(header) if header else "", ui)
     if header:
         _show_header(header, ui)
     if header and certificate:
@@ -206,7 +206,26 @@ def _show_sources(resolved: "ResolvedRef", ui: "UI") -> None:
     ui.text(f"to fetch it: llmcli pull {resolved.ref.full_name}")
 
 
-def _show_model(model: "FetchedModel", facts: dict[str, Any], ui: "UI") -> None:
+def _describe_draft(header: "ModelHeader") -> str:
+    """Return what a file drafts that is no model of its own, and how to use it; "" for a model."""
+    from quant.model_file.load_checks import DRAFT_ARCHITECTURES, HEADS_ARCHITECTURE
+
+    use = f"llmcli run MODEL -md '{header.path}'"
+    if header.architecture == HEADS_ARCHITECTURE:
+        from llmcli.runtime.drafting.draft_files.heads_file import EMBEDDING, METHOD
+
+        method = header.metadata.get(f"{header.architecture}.{METHOD}")
+        return (
+            f"{method} draft heads for the model that they were trained on, whose hidden states "
+            f"have {header.get_int(EMBEDDING)} values: {use}"
+        )
+    if header.architecture in DRAFT_ARCHITECTURES:
+        return f"EAGLE-3 draft for the model that it was trained on: {use}"
+    return ""
+
+
+def _show_model(model: "FetchedModel", facts: dict[str, Any], drafts: str, ui: "UI") -> None:
+    """Print the section about the whole file. `drafts`: what `_describe_draft` says."""
     from llmcli.units import format_size
 
     _section(
@@ -215,8 +234,9 @@ def _show_model(model: "FetchedModel", facts: dict[str, Any], ui: "UI") -> None:
             "name": model.name,
             "description": model.entry.description if model.entry else "",
             "architecture": facts["architecture"],
+            "use": drafts,
             "parameters": format_count(facts["parameters"]),
-            "context length": str(facts["context_length"]),
+            "context length": str(facts["context_length"] or ""),
             "file type": f"{facts['file_type']} ({facts['bits_per_weight']:.2f} bits per weight)",
             "size": f"{format_size(model.nbytes)} ({model.nbytes} bytes)",
             "path": str(model.path),
@@ -279,10 +299,18 @@ def _show_tensors(tensor_rows: list[dict[str, Any]], ui: "UI") -> None:
 
 
 def _show_header(header: Any, ui: "UI") -> None:
-    """Print the section about the tokenizer: its metadata and whether there is a chat template."""
+    """Print the section about the tokenizer: its metadata and whether there is a chat template.
+    Draft heads have no tokenizer, and an EAGLE-3 draft answers no chats.
+    """
     from quant.gguf.header import GgufArray
+    from quant.model_file.load_checks import DRAFT_ARCHITECTURES, HEADS_ARCHITECTURE
 
+    if header.architecture == HEADS_ARCHITECTURE:
+        return
     data = header.metadata
+    template = (
+        "yes" if header.has_template else "no: this is a base model, which only continues text"
+    )
     tokens = data.get("tokenizer.ggml.tokens")
     numbers = {name: data.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot")}
     _section(
@@ -292,9 +320,7 @@ def _show_header(header: Any, ui: "UI") -> None:
             "pre": str(data.get("tokenizer.ggml.pre", "")),
             "vocabulary": str(tokens.count) if isinstance(tokens, GgufArray) else "",
             **{f"{name} token": str(value) for name, value in numbers.items() if value is not None},
-            "chat template": "yes"
-            if header.has_template
-            else "no: this is a base model, which only continues text",
+            "chat template": "" if header.architecture in DRAFT_ARCHITECTURES else template,
         },
         ui,
     )

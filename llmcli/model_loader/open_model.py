@@ -27,7 +27,12 @@ from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.model import AllocationError
 from llmcli.runtime.compute_thread import open_on_compute_thread
-from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings, choose_drafting
+from llmcli.runtime.draft_settings import (
+    NO_DRAFTING,
+    DraftSettings,
+    choose_drafting,
+    require_prediction_layers,
+)
 from llmcli.runtime.interrupt import allow_interrupts
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.text.chat_template import ChatTemplate
@@ -133,6 +138,8 @@ class ModelSwitcher:
         with allow_interrupts():  # an interrupted download or quantization resumes the next time
             model = prepare_model(ref, quant, self.config, self.ui)
         header = read_header(model.path)
+        # first, because the rehearsal of a new file may take long
+        require_prediction_layers(self.run_flags.draft, header)
         rehearse_model(
             header,
             self.config,
@@ -235,7 +242,8 @@ class ModelSwitcher:
         flags = self.run_flags
         if flags.samples > 1 or flags.search.beams > 1:
             return NO_DRAFTING
-        settings = choose_drafting(flags.draft, flags.ngram_draft)
+        has_file = flags.model_draft is not None
+        settings = choose_drafting(flags.draft, flags.ngram_draft, has_file=has_file)
         if flags.model_draft is None:
             return settings
         return prepare_draft_file(flags.model_draft, settings, model, header, self.config, self.ui)

@@ -13,7 +13,10 @@ from pathlib import Path
 from llmcli.errors import UsageError, UserError
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.contexts.eagle_context import can_read_layer_inputs
-from llmcli.runtime.binding.contexts.prediction_context import first_prediction_layer
+from llmcli.runtime.binding.contexts.prediction_context import (
+    ARCHITECTURES,
+    first_prediction_layer,
+)
 from llmcli.runtime.binding.placement.devices import free_gpu_bytes
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from llmcli.runtime.drafting.draft_files.eagle3_match import EAGLE3, is_eagle3, require_eagle3_match
@@ -28,7 +31,7 @@ from llmcli.runtime.drafting.draft_files.heads_file import (
 )
 from llmcli.runtime.drafting.draft_files.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.drafting.gain.pass_cost import MAX_PASS_ROWS, PASS_ROWS
-from llmcli.runtime.kv_size import read_shape
+from llmcli.runtime.kv_size import RECURRENT_STATE_ARCHS, read_shape
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
@@ -85,13 +88,8 @@ class DraftSettings:
         """Return whether the model's prediction layers (MTP) are opened. Raises UserError if they
         are requested and the model has none, or with --reproducible.
         """
-        has_layers = first_prediction_layer(header) is not None
+        require_prediction_layers(self.method, header)
         if self.method == "mtp":
-            if not has_layers:
-                raise UserError(
-                    "--draft mtp: this file has no layers that predict further tokens (MTP)",
-                    hint="quantize the checkpoint without --no-mtp, or leave out --draft mtp",
-                )
             if options.reproducible:
                 raise UserError(
                     "--draft mtp does not work with --reproducible",
@@ -99,6 +97,7 @@ class DraftSettings:
                 )
             return True
         is_exact = can_be_exact(options, uses_gpu) and not options.reproducible
+        has_layers = first_prediction_layer(header) is not None
         return has_layers and self.method == "auto" and self.ngram != "off" and is_exact
 
     def for_draft_file(
@@ -115,17 +114,27 @@ class DraftSettings:
         if self.model is None or self.is_checked:
             return self
         draft = read_header.read_header(self.model)
-        if is_heads_file(draft):
+        method = read_draft_method(draft)
+        if method in HEAD_METHODS:
             heads = read_heads(draft)
-            self._require_use(heads.shapes.method, f"has heads for --draft {heads.shapes.method}")
+            self._require_use(method, f"has heads for --draft {method}")
             require_fitting_heads(model, heads)
-            return replace(self, model=None, method=heads.shapes.method, heads=heads)
-        if not is_eagle3(draft):
-            self._require_use("model", f"is a model of architecture {draft.architecture}")
+            return replace(self, model=None, method=method, heads=heads)
+        if method == "model":
+            self._require_use(method, f"is a model of architecture {draft.architecture}")
             load_checks.check_loadable(draft)
+            if draft.architecture in RECURRENT_STATE_ARCHS:
+                raise UserError(
+                    f"{draft.path.name} cannot draft: a draft model must drop wrong guesses token "
+                    "by token, which llmcli does not do with the recurrent state of "
+                    f"{draft.architecture}",
+                    hint=f"use --model-draft {suggestion}, or --draft ngram"
+                    if suggestion
+                    else "name another model with -md, without such layers, or use --draft ngram",
+                )
             require_same_vocabulary(model, draft, suggestion)
             return replace(self, is_checked=True)
-        self._require_use(EAGLE3, "is an EAGLE-3 draft")
+        self._require_use(method, "is an EAGLE-3 draft")
         load_checks.check_loadable(draft, is_draft=True)
         require_eagle3_match(model, draft, has_weights=has_weights)
         if not can_read_layer_inputs():
@@ -144,7 +153,7 @@ class DraftSettings:
         if self.method not in ("auto", method):
             raise UserError(
                 f"--draft {self.method}: {self.model.name} {description}",
-                hint=f"--draft {method}, or name another file with -md REF",
+                hint=f"use --draft {method}, or name another file with -md REF",
             )
         if self.ngram == "on" and method != "model":
             raise UserError(
@@ -166,9 +175,9 @@ class DraftSettings:
         """Return how many sequences to add to a context with `n_sequences` for the branches of
         trees of tokens: so many that all together are a power of two, because llama.cpp rounds the
         rows of a pass up to a multiple of them. It is 0 when no trees are drafted: by methods that
-        guess paths, in recurrent
-        state and sliding windows, where each sequence takes memory, and where a draft must not
-        change the answer, because llama.cpp adds up the cells of a branch in another order.
+        guess paths, in recurrent state and sliding windows, where each sequence takes memory, and
+        where a draft must not change the answer, because llama.cpp adds up the cells of a branch in
+        another order.
         """
         shape = read_shape(header.metadata)
         if (
@@ -186,11 +195,42 @@ class DraftSettings:
 DEFAULT_DRAFTING, NO_DRAFTING = DraftSettings(), DraftSettings("off")
 
 
-def choose_drafting(method: str, ngram: str) -> DraftSettings:
-    """Return the settings of the options --draft and --ngram-draft."""
+def choose_drafting(method: str, ngram: str, *, has_file: bool) -> DraftSettings:
+    """Return the settings of the options --draft and --ngram-draft. `has_file`: whether a draft
+    file is named, too. Without one, --ngram-draft on means --draft ngram.
+    """
     if method == "off":
         return NO_DRAFTING
+    if method == "auto" and ngram == "on" and not has_file:
+        method = "ngram"
     return DraftSettings("on" if method == "ngram" else ngram, method=method)
+
+
+def read_draft_method(draft: ModelHeader) -> str:
+    """Return the method that a draft file is for: one of DRAFT_FILES. Raises UserError for damaged
+    draft heads.
+    """
+    if is_heads_file(draft):
+        return read_heads(draft).shapes.method
+    return EAGLE3 if is_eagle3(draft) else "model"
+
+
+def require_prediction_layers(method: str, header: ModelHeader) -> None:
+    """Raise UserError if `method` is "mtp" and llmcli does not compute prediction layers of this
+    model.
+    """
+    if method != "mtp" or first_prediction_layer(header) is not None:
+        return
+    if header.architecture in ARCHITECTURES:
+        raise UserError(
+            "--draft mtp: this file has no layers that predict further tokens (MTP)",
+            hint="quantize the checkpoint without --no-mtp, or leave out --draft mtp",
+        )
+    raise UserError(
+        "--draft mtp: llama.cpp computes no layers that predict further tokens (MTP) for models of "
+        f"architecture {header.architecture}",
+        hint="leave out --draft mtp, or use --draft ngram",
+    )
 
 
 def parse_method(text: str) -> str:

@@ -89,6 +89,34 @@ CACHELESS_ARCHS = {
     "llada-moe",
     "rnd1",
 }
+# Architectures with recurrent state, alone or beside attention (llm_arch_is_recurrent and
+# llm_arch_is_hybrid in src/llama-arch.cpp)
+RECURRENT_STATE_ARCHS = {
+    "mamba",
+    "mamba2",
+    "rwkv6",
+    "rwkv6qwen2",
+    "rwkv7",
+    "arwkv7",
+    "jamba",
+    "falcon-h1",
+    "plamo2",
+    "granitehybrid",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen3next",
+    "kimi-linear",
+    "bailingmoe3",
+    "kimi-k3",
+    "glm5-next",
+    "qwen35",
+    "qwen35moe",
+    "qwen4exp",
+    "deepseek4",
+    "minimax-01",
+}
 # Metadata keys (after the architecture) of models whose cache is not predicted.
 UNPREDICTED_KEYS = (
     "ssm.",

@@ -60,31 +60,33 @@ class DraftTarget:
 
 
 @contextmanager
-def open_speculation(settings: DraftSettings, target: DraftTarget) -> Iterator[Speculation | None]:
+def open_speculation(
+    settings: DraftSettings, target: DraftTarget
+) -> Iterator[tuple[Speculation | None, str]]:
     """Create the drafters for a model and measure the cost of its passes. Yield None when drafting
-    is off or cannot save time, unless it shall be measured. Then nothing that was opened for drafts
-    stays open, and the context keeps no hidden states.
+    is off or cannot save time, unless it shall be measured, and why it cannot ("" if it is off).
+    Then nothing that was opened for drafts stays open, and the context keeps no hidden states.
 
     A draft model is opened on the same devices as the model, with the options of
-    draft_contexts.py. It is closed after the `with` block. Its file was checked by `DraftSettings.for_draft_file`. Raises
-    UserError when the draft model has a recurrent state.
+    draft_contexts.py. It is closed after the `with` block. Its file was checked by
+    `DraftSettings.for_draft_file`.
     """
     with ExitStack() as stack:
-        speculation = _create_speculation(stack, settings, target)
+        speculation, obstacle = _create_speculation(stack, settings, target)
         if speculation is None:
             stack.close()
             stop_states(target.context)
-        yield speculation
+        yield speculation, obstacle
 
 
 def _create_speculation(
     stack: ExitStack, settings: DraftSettings, target: DraftTarget
-) -> Speculation | None:
+) -> tuple[Speculation | None, str]:
     """Do as `open_speculation`. `stack` closes what was opened."""
     context, options = target.context, target.options
     output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
     if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS:
-        return None
+        return None, ""
     eagle = (
         stack.enter_context(_open_eagle3(settings.model, target))
         if settings.model and settings.method == EAGLE3
@@ -94,7 +96,7 @@ def _create_speculation(
     exact_rows = cost.exact_rows if target.can_be_exact else 0
     max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
     if not settings.measures and not _pays(cost, max_rows):
-        return None
+        return None, _explain_no_gain(cost, max_rows)
     draft = (
         stack.enter_context(_open_draft_model(settings.model, target))
         if settings.model and settings.method in ("auto", "model")
@@ -135,7 +137,7 @@ def _create_speculation(
     speculation = Speculation(
         created, cost, max_rows, exact_rows, is_reproducible, max_branches=max_branches
     )
-    return speculation if created else None
+    return (speculation, "") if created else (None, "no method can draft for this model")
 
 
 @contextmanager
@@ -167,8 +169,6 @@ def _open_eagle3(path: Path, target: DraftTarget) -> Iterator[EagleContext]:
 def _open_draft_model(path: Path, target: DraftTarget) -> Iterator[tuple[Context, PassCost]]:
     """Open the draft model in the file `path`, which was checked by `for_draft_file`. Yield its
     context and the measured cost of its passes.
-
-    Raises UserError when the draft model has a recurrent state.
     """
     draft_header = read_header.read_header(path)
     context_options = draft_context_options(target.context.options)
@@ -176,12 +176,7 @@ def _open_draft_model(path: Path, target: DraftTarget) -> Iterator[tuple[Context
         open_model(path, target.placement.for_draft().for_header(draft_header)) as model,
         open_context(model, context_options) as draft_context,
     ):
-        if draft_context.is_recurrent:
-            raise UserError(
-                f"{path.name} cannot draft: drafting needs to drop rejected tokens, "
-                "which its recurrent state does not support",
-                hint="leave out --model-draft",
-            )
+        assert not draft_context.is_recurrent, f"{draft_header.architecture} has recurrent state"
         yield draft_context, measure_pass_cost(draft_context, PASS_ROWS[0])
 
 
@@ -193,4 +188,17 @@ def _pays(cost: PassCost, max_rows: int) -> bool:
         n_rows * cost.single_seconds > MIN_GAIN * cost(n_rows)
         for n_rows in PASS_ROWS
         if n_rows <= max_rows
+    )
+
+
+def _explain_no_gain(cost: PassCost, max_rows: int) -> str:
+    """Return why no size of passes up to `max_rows` tokens saves time."""
+    if max_rows == 0:
+        return (
+            "with --reproducible a draft must not change the logits, but a pass over several "
+            "tokens gives other logits than separate passes here"
+        )
+    return (
+        f"on this machine a pass over {MIN_DRAFT_ROWS} tokens takes "
+        f"{cost.ratio(MIN_DRAFT_ROWS):.1f} times as long as one over a single token"
     )

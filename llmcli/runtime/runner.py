@@ -152,6 +152,7 @@ class OpenedParts:
     native_sampling: bool  # whether to sample with llama.cpp's samplers where it has all steps
     speculation: Speculation | None = None  # None when nothing is drafted
     drafting: DraftSettings = DEFAULT_DRAFTING  # as the user has set it
+    draft_obstacle: str = ""  # why nothing is drafted, as it was found when the model was opened
     prefill_context: PrefillContext | None = None  # a second context that computes prompts
 
 
@@ -166,7 +167,7 @@ class Runner:
         self.context = context = parts.context
         self.load_ms, self.ngram_draft = parts.load_ms, parts.drafting.ngram
         self.drafting = parts.drafting
-        self._speculation = parts.speculation
+        self._speculation, self._draft_obstacle = parts.speculation, parts.draft_obstacle
         for token in _tag_tokens(model):
             model.show_as_text(token)
         self.file_stamp = file_stamp(parts.header.files)
@@ -265,7 +266,7 @@ class Runner:
             return "with --reproducible, only a context of one sequence can draft"
         if self.context.n_batch < MIN_DRAFT_ROWS:
             return f"a batch of {self.context.n_batch} tokens is too small (-b)"
-        return "on this machine a pass over several tokens costs as much as separate passes"
+        return self._draft_obstacle
 
     @property
     def drafts_repetitions(self) -> bool:
@@ -596,7 +597,7 @@ def open_runner(
             if options.prefill_cells
             else None
         )
-        speculation = stack.enter_context(
+        speculation, draft_obstacle = stack.enter_context(
             open_speculation(drafting, DraftTarget(header, model, context, options, placement))
         )
         parts = OpenedParts(
@@ -609,6 +610,7 @@ def open_runner(
             native_sampling=native_sampling,
             speculation=speculation,
             drafting=requested_drafting,
+            draft_obstacle=draft_obstacle,
             prefill_context=prefill,
         )
         runner = Runner(parts)

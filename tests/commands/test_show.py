@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.runtime.drafting.draft_files.heads_file import BLOCKWISE, MEDUSA, HeadShapes
 from quant.certificate import certificate, embed
 from quant.model_file import read_header
 from tests.fixtures.cli import Done
+from tests.fixtures.draft_heads import write_heads
 from tests.quant import tiny_gguf
 from tests.quant.certificate.test_certificate import example_certificate, flip, write
 
@@ -81,3 +83,30 @@ def test_a_damaged_certificate_is_a_warning(
     assert done.code == 0
     assert "warning: the certificate in" in done.err
     assert "cannot be read" in done.err
+
+
+@pytest.mark.parametrize("method", [MEDUSA, BLOCKWISE, "EAGLE-3"])
+def test_a_draft_file_is_named_with_its_use(method: str, llmcli: Llmcli, tmp_path: Path) -> None:
+    path = tmp_path / "draft.gguf"
+    if method == "EAGLE-3":
+        tiny_gguf.eagle3(path)
+        kind = "EAGLE-3 draft for the model that it was trained on"
+    else:
+        model = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, layers=1, tied=True)
+        hidden = 0 if method == MEDUSA else 32
+        write_heads(path, HeadShapes(method, 64, 300, 4, 1, hidden, False), model)
+        kind = f"{method} draft heads for the model"
+    done = llmcli("show", str(path))
+    assert done.code == 0, done.err
+    (use,) = (line for line in done.out.splitlines() if line.strip().startswith("use "))
+    assert kind in use
+    assert use.endswith(f"llmcli run MODEL -md '{path}'")
+    for wrong in ("base model", "chat template", "context length  0"):
+        assert wrong not in done.out
+    assert ("Tokenizer" in done.out) == (method == "EAGLE-3")
+
+
+def test_a_model_says_whether_it_has_a_template(llmcli: Llmcli, tmp_path: Path) -> None:
+    done = llmcli("show", str(tiny_gguf.llama(tmp_path / "m.gguf", layers=1)))
+    assert "chat template   no: this is a base model" in done.out
+    assert "  use " not in done.out

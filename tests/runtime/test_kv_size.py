@@ -5,6 +5,7 @@ scripts/benchmarks/kv_size.py compares more models and contexts.
 
 import os
 import tracemalloc
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def test_cache_sizes_of_smollm2(kind, nbytes):
     cache = kv_size.predict_cache(shape, 2000, kind, kind, n_ubatch=512)
     assert (cache.nbytes, cache.cells) == (nbytes, 2048)
     assert cache.bytes_per_token * cache.cells == nbytes
+
+
+def test_the_architecture_says_whether_there_is_recurrent_state(tmp_path: Path) -> None:
+    """llama.cpp says the same of each architecture that it loads a vocabulary for."""
+    found = set()
+    for architecture in {*gguf.MODEL_ARCH_NAMES.values(), *kv_size.RECURRENT_STATE_ARCHS}:
+        path = tmp_path / f"{architecture}.gguf"
+        writer = gguf.GGUFWriter(path, architecture)
+        tiny_gguf.vocabulary(writer, 300)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        with suppress(UserError), open_model(path, vocab_only=True) as model:
+            found |= {architecture} if model.is_recurrent else set()
+    assert found == kv_size.RECURRENT_STATE_ARCHS
 
 
 def check(path: Path, n_ctx: int, type_k: str, type_v: str, flash: str, slots: int) -> None:

@@ -23,6 +23,7 @@ from llmcli.runtime.draft_settings import (
     DRAFT_FILES,
     MIN_DRAFT_ROWS,
     DraftSettings,
+    read_draft_method,
     require_draft_file,
     uses_gpu,
 )
@@ -33,7 +34,7 @@ from llmcli.ui import UI
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
 
-DRAFT_MODEL, NGRAM = "model", "ngram"
+NGRAM = "ngram"
 DEFAULT_CTX = 2048
 PROMPT_TOKENS = 1024  # room in the context for a prompt with its chat template
 NOT_OFFERED = "this model has no such drafts"
@@ -112,10 +113,11 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     names = request.methods or tuple(method_names())
     draft: DraftSettings | None = None
     if request.draft_ref is not None:
+        draft_path = prepare_model(request.draft_ref, None, config, ui).path
+        method = read_draft_method(read_header(draft_path))
+        _require_use(request, method)  # says more than that the file does not fit the model
         draft = prepare_draft_file(request.draft_ref, DraftSettings(), model, header, config, ui)
-        method = DRAFT_MODEL if draft.method == "auto" else draft.method
         draft = replace(draft, method=method, measures=True)
-        _require_use(request, method)
     trained = header.context_length or DEFAULT_CTX
     default_ctx = max(DEFAULT_CTX, request.n_tokens + PROMPT_TOKENS)
     options = replace(
@@ -130,7 +132,7 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     opening = _OpenRequest(model.path, options, placement, drafting, config.native_sampling)
     results: dict[str, MethodResult] = {}
     failures: list[UserError] = []
-    # only the loaded draft file shows whether its model can draft
+    # the draft file first: if it cannot be opened, the command ends before it has measured
     for name in sorted(drafting, key=lambda name: drafting[name].file is None):
         try:
             results[name] = _measure(name, opening, request, ui)

@@ -467,6 +467,8 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--draft": lambda flags: flags.draft not in ("auto", "off"),
     "--draft off": lambda flags: flags.draft == "off",
     "--draft ngram": lambda flags: flags.draft == "ngram",
+    "--draft pool": lambda flags: flags.draft == "pool",
+    "--draft lookahead": lambda flags: flags.draft == "lookahead",
     "--draft mtp": lambda flags: flags.draft == "mtp",
     "--draft model": lambda flags: flags.draft == "model",
     "--draft eagle3": lambda flags: flags.draft == "eagle3",
@@ -499,10 +501,14 @@ CONFLICTS = (
     *(
         Conflict(f"--draft {method}", other, f"--draft {method} does not use {other}")
         for method, other in (
-            *(("off", other) for other in ("--model-draft", "--ngram-draft")),
-            *(("mtp", other) for other in ("--model-draft", "--ngram-draft")),
+            *(
+                (method, other)
+                for method in ("off", "pool", "lookahead", "mtp")
+                for other in ("--model-draft", "--ngram-draft")
+            ),
             ("ngram", "--model-draft"),
             ("ngram", "--ngram-draft off"),
+            ("pool", "--ngram-draft off"),
             ("model", "--ngram-draft"),
             ("eagle3", "--ngram-draft"),
             ("medusa", "--ngram-draft"),

@@ -89,6 +89,7 @@ def plan(
     from llmcli.planning.machine import read_machine
     from llmcli.planning.placement.device_shares import share_devices
     from llmcli.planning.prediction import cache_layout
+    from llmcli.runtime.draft_settings import require_prediction_layers
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
 
@@ -114,6 +115,7 @@ def plan(
     with planned_file(ref, quant, config, ui) as subject:
         header = read_header.read_header(subject.path)
         load_checks.check_loadable(header)
+        require_prediction_layers(draft, header)
         rehearse_model(header, config, ui, computes=measure)
         with ExitStack() as stack:
             drafting = stack.enter_context(
@@ -270,7 +272,7 @@ def _open_drafting(
     from llmcli.runtime.drafting.draft_files.eagle3_match import EAGLE3
     from quant.model_file import read_header
 
-    settings = choose_drafting(method, ngram)
+    settings = choose_drafting(method, ngram, has_file=draft_ref is not None)
     if draft_ref is None:
         yield settings
         return

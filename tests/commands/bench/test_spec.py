@@ -122,6 +122,20 @@ def test_a_draft_file_without_use_is_refused(
     assert message.replace("DRAFT", draft) in done.err
 
 
+def test_a_draft_file_of_another_method_and_another_model_is_refused_for_its_method(
+    llmcli: Llmcli, tmp_path: Path
+) -> None:
+    small = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, layers=1, tied=True)
+    draft = str(tiny_gguf.eagle3(tmp_path / "d.gguf"))
+    words = ("bench", "spec", str(small), "-md", draft, *SHORT, "--methods")
+    done = llmcli(*words, "model")
+    assert (done.code, done.out) == (1, "")
+    assert f"-md {draft} is for the method eagle3, which --methods does not name" in done.err
+    done = llmcli(*words, "eagle3")
+    assert (done.code, done.out) == (1, "")
+    assert "it reads layer 5, but the model has 1 layers" in done.err
+
+
 def test_a_method_that_fails_leaves_the_results_of_the_others(
     llmcli: Llmcli, stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

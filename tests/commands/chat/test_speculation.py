@@ -5,15 +5,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 
-from llmcli.runtime.draft_settings import DraftSettings
+from llmcli.errors import UserError
+from llmcli.runtime import runner as runner_module
+from llmcli.runtime.draft_settings import DraftSettings, require_prediction_layers
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.runner import OpenedParts, Runner
 from llmcli.runtime.strategies.base import Speculation
+from quant.model_file.read_header import read_header
 from tests.fixtures.cli import Done
 from tests.fixtures.drafts import CHEAP, Steady
-from tests.quant import tiny_gguf
+from tests.quant import predicting_checkpoint, tiny_gguf
+
+BENCH_SPEC = ("bench", "spec", "TARGET", "--tasks", "free")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +47,72 @@ def test_invalid_draft_flags_are_one_error(
     assert message in done.err
     assert hint in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "plan"])
+@pytest.mark.parametrize(
+    ("method", "words", "other"),
+    [
+        ("lookahead", ("--ngram-draft", "on"), "--ngram-draft"),
+        ("pool", ("--ngram-draft", "on"), "--ngram-draft"),
+        ("pool", ("--ngram-draft", "off"), "--ngram-draft off"),
+        ("lookahead", ("-md", "small.gguf"), "--model-draft"),
+        ("pool", ("-md", "small.gguf"), "--model-draft"),
+        ("mtp", ("--ngram-draft", "on"), "--ngram-draft"),
+    ],
+)
+def test_options_that_a_named_method_does_not_use_are_refused(
+    method: str, words: tuple[str, ...], other: str, command: str, llmcli: Callable[..., Done]
+) -> None:
+    done = llmcli(command, "x.gguf", "--draft", method, *words)
+    assert done.code == 2
+    error, hint = done.err.splitlines()[-2:]
+    assert error.endswith(f"--draft {method} does not use {other}")
+    assert hint == f"hint: leave out --draft {method} or {other}"
+
+
+@pytest.mark.parametrize("words", [("run", "-p", "hi"), ("chat",), ("serve",), ("plan",)])
+def test_prediction_layers_are_missed_before_the_model_is_rehearsed(
+    words: tuple[str, ...],
+    llmcli: Callable[..., Done],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No checkpoint has such layers that llama.cpp computes for a Llama."""
+
+    def rehearse_model(*_: object, **__: object) -> None:
+        raise AssertionError("rehearsed")
+
+    for module in ("open_model", "rehearsal.rehearse"):
+        monkeypatch.setattr(f"llmcli.model_loader.{module}.rehearse_model", rehearse_model)
+    model = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, layers=1)
+    done = llmcli(words[0], str(model), *words[1:], "--draft", "mtp", "-c", "64")
+    assert done.code == 1
+    error, hint = done.err.splitlines()[-2:]
+    assert "--draft mtp: llama.cpp computes no layers that predict further tokens" in error
+    assert error.endswith("architecture llama")
+    assert hint == "hint: leave out --draft mtp, or use --draft ngram"
+
+
+def test_a_file_that_lost_its_prediction_layers_can_be_made_again(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen35")
+    tiny_gguf.vocabulary(writer, 300)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="this file has no layers that predict") as error:
+        require_prediction_layers("mtp", read_header(tmp_path / "m.gguf"))
+    assert "without --no-mtp" in error.value.hint
+
+
+def test_ngram_draft_on_means_draft_ngram(llmcli: Callable[..., Done], tmp_path: Path) -> None:
+    model = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, layers=1)
+    words = ("run", str(model), "hi", "--raw", "-n", "2", "-c", "64", "--ngram-draft", "on")
+    for more, method in (((), "ngram"), (("-md", str(model)), "auto")):
+        done = llmcli(*words, *more, "--json")
+        assert done.code == 0, done.err
+        draft = json.loads(done.out)["draft"]
+        assert (draft["method"], draft["ngram"]) == (method, "on")
 
 
 def test_drafted_and_accepted_tokens_are_reported_when_any_were_drafted(
@@ -96,10 +168,14 @@ def _init_with_prompt_lookup(original_init: Callable[..., None]) -> Callable[...
 
 
 def _request_drafts(original_init: Callable[..., None], mode: str) -> Callable[..., None]:
-    """Return a `Runner.__init__` as if --ngram-draft had the value `mode`."""
+    """Return a `Runner.__init__` as if --ngram-draft had the value `mode`, and drafts did not
+    pay.
+    """
+
+    obstacle = "on this machine a pass over 4 tokens takes 4.0 times as long"
 
     def init(self: Runner, parts: OpenedParts) -> None:
-        original_init(self, replace(parts, drafting=DraftSettings(mode)))
+        original_init(self, replace(parts, drafting=DraftSettings(mode), draft_obstacle=obstacle))
 
     return init
 
@@ -111,7 +187,7 @@ def test_drafting_that_brings_nothing_is_said_and_in_the_json(
     # Drafting was requested, but this machine cannot gain by it.
     monkeypatch.setattr(Runner, "__init__", _request_drafts(plain_init, "on"))
     done = _run(llmcli, fake, monkeypatch)
-    assert "speculative decoding is off: on this machine a pass over several tokens" in done.err
+    assert "speculative decoding is off: on this machine a pass over 4 tokens" in done.err
     assert "nothing drafted" not in done.err
     document = json.loads(_run(llmcli, fake, monkeypatch, "--json").out)
     assert document["timing"]["drafted_tokens"] == document["timing"]["accepted_tokens"] == 0
@@ -176,3 +252,34 @@ def test_a_draft_model_of_another_vocabulary_is_refused_with_the_name_of_the_rig
     assert "draft model     big:1m" in llmcli("show", "big:2m", "--trust").out
     done = llmcli(*words, "-c", "64", "-t", "1", "--trust", "-md", "big:1m")
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("words", [("run", "TARGET", "hi"), ("plan", "TARGET"), BENCH_SPEC])
+def test_a_draft_model_with_recurrent_state_is_refused_before_anything_is_loaded(
+    words: tuple[str, ...],
+    llmcli: Callable[..., Done],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tiny_gguf.llama(tmp_path / "t.gguf", hidden=64, layers=1)
+    draft = tiny_gguf.mamba(tmp_path / "m.gguf")
+
+    def load(path: Path, *_: object, **__: object) -> None:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(runner_module, "open_model", load)
+    words = tuple(str(target) if word == "TARGET" else word for word in words)
+    done = llmcli(*words, "-c", "64", "-md", str(draft))
+    assert (done.code, done.out) == (1, "")
+    error, hint = done.err.splitlines()[-2:]
+    assert "m.gguf cannot draft: a draft model must drop wrong guesses token by token" in error
+    assert "the recurrent state of mamba" in error
+    assert hint == "hint: name another model with -md, without such layers, or use --draft ngram"
+
+
+def test_a_hybrid_draft_model_is_refused_with_the_name_of_the_right_one(tmp_path: Path) -> None:
+    target = tiny_gguf.llama(tmp_path / "t.gguf", hidden=64, layers=1)
+    hybrid = predicting_checkpoint.write_gguf(tmp_path / "h.gguf")
+    with pytest.raises(UserError, match="the recurrent state of qwen35") as error:
+        DraftSettings(model=hybrid).for_draft_file(read_header(target), "small:1m")
+    assert error.value.hint == "use --model-draft small:1m, or --draft ngram"

@@ -9,7 +9,13 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
-from llmcli.runtime.draft_settings import METHODS, DraftSettings, parse_ngram_draft
+from llmcli.runtime.draft_settings import (
+    METHODS,
+    NO_DRAFTING,
+    DraftSettings,
+    choose_drafting,
+    parse_ngram_draft,
+)
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.draft_length import MAX_LOSS_SHARE, DraftLength
 from llmcli.runtime.drafting.gain.pass_cost import (
@@ -380,10 +386,10 @@ def test_a_slow_model_is_measured_with_as_few_passes_as_possible(monkeypatch: py
 class SlowContext(RowDependentContext):
     """A context whose passes advance a fake clock."""
 
-    now = 0.0
+    now, costs = 0.0, FAST_MACHINE
 
     def decode(self, rows):
-        self.now += 0.006 * FAST_MACHINE.get(len(rows), 1.0)
+        self.now += 0.006 * self.costs.get(len(rows), 1.0)
         return super().decode(rows)
 
 
@@ -463,19 +469,54 @@ def test_the_settings_decide_how_many_rows_of_logits_are_reserved():
     assert DraftSettings("on").max_outputs(floats, uses_gpu=False) == 16
 
 
+def test_ngram_draft_on_allows_one_method_without_a_draft_file() -> None:
+    ngram, both = DraftSettings("on", method="ngram"), DraftSettings("on")
+    for has_file in (False, True):
+        assert choose_drafting("ngram", "auto", has_file=has_file) == ngram
+        assert choose_drafting("auto", "off", has_file=has_file) == DraftSettings("off")
+        assert choose_drafting("off", "auto", has_file=has_file) == NO_DRAFTING
+        assert choose_drafting("pool", "auto", has_file=has_file) == DraftSettings(method="pool")
+    assert choose_drafting("auto", "on", has_file=False) == ngram
+    assert choose_drafting("auto", "on", has_file=True) == both
+
+
 def open_drafting(
-    settings: DraftSettings, context: FakeContext
-) -> AbstractContextManager[Speculation | None]:
+    settings: DraftSettings, context: FakeContext, *, reproducible: bool = False
+) -> AbstractContextManager[tuple[Speculation | None, str]]:
     """Open the speculation that these settings give with a fake model."""
-    target = DraftTarget(fake_header(), FakeModel(), context, RunOptions(threads=1), ON_HOST)  # type: ignore[arg-type]
+    options = RunOptions(threads=1, reproducible=reproducible)
+    target = DraftTarget(fake_header(), FakeModel(), context, options, ON_HOST)  # type: ignore[arg-type]
     return open_speculation(settings, target)
 
 
 def test_drafting_is_off_by_default_if_logits_depend_on_the_number_of_rows():
     context = RowDependentContext(n_ctx=256)
     context.exact_rows = 1
-    with open_drafting(DraftSettings(), context) as found:
+    with open_drafting(DraftSettings(), context) as (found, _):
         assert found is None
+
+
+def test_the_reason_for_no_drafts_is_the_true_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of 4 to 16 tokens take as long as the same tokens one by one; or their logits differ
+    where these must not.
+    """
+    slow = {rows: 0.97 * rows for rows in FAST_MACHINE} | {1: 1.0}
+    context = SlowContext(n_ctx=256)
+    monkeypatch.setattr(SlowContext, "costs", slow)
+    monkeypatch.setattr(
+        "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: context.now
+    )
+    with open_drafting(DraftSettings("on"), context) as (found, reason):
+        assert found is None
+        assert reason == (
+            "on this machine a pass over 4 tokens takes 3.9 times as long as one over a single token"
+        )
+    context.exact_rows = 1
+    with open_drafting(DraftSettings("on"), context, reproducible=True) as (found, reason):
+        assert found is None
+        assert reason.startswith("with --reproducible a draft must not change the logits")
+    with open_drafting(NO_DRAFTING, context) as off:
+        assert off == (None, "")
 
 
 def test_recurrent_state_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch):
@@ -483,8 +524,8 @@ def test_recurrent_state_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: context.now
     )
-    with open_drafting(DraftSettings("on"), context) as found:
-        assert found is not None and found.drafters
+    with open_drafting(DraftSettings("on"), context) as (found, reason):
+        assert found is not None and found.drafters and not reason
 
 
 def test_an_unknown_mode_is_refused():

@@ -438,7 +438,7 @@ def test_a_model_whose_layers_cannot_be_read_is_refused(tmp_path: Path) -> None:
         (
             ("run", "TARGET", "hi", "--draft", "eagle3", "-md", "TARGET"),
             "--draft eagle3: m.gguf is a model of architecture llama",
-            "--draft model",
+            "hint: use --draft model, or name another file with -md REF",
         ),
         (
             ("run", "TARGET", "hi", "--draft", "model", "-md", "DRAFT"),

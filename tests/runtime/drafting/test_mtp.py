@@ -184,7 +184,7 @@ def test_a_model_without_prediction_layers_is_refused(tmp_path: Path) -> None:
         open_small(path, DraftSettings(method="mtp")),
     ):
         pass
-    assert "--no-mtp" in error.value.hint
+    assert error.value.hint == "leave out --draft mtp, or use --draft ngram"
 
 
 def test_chances_are_counted_by_depth() -> None:
