@@ -66,7 +66,7 @@ def test_forced_text_is_not_counted_as_saved_by_drafts():
 
 def test_each_method_has_a_drafter():
     methods = {name for name in METHODS if name not in ("auto", "off")}
-    assert {drafter.name for drafter in drafters().values()} == methods
+    assert methods <= {drafter.name for drafter in drafters().values()}
 
 
 def test_the_tokens_after_an_earlier_occurrence_are_guessed():
