@@ -19,9 +19,11 @@ from pathlib import Path
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.kernels.gemm import choose_min_rows
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.kv_cache.ledger import Ledger
+from llmcli.runtime.requests.request import RunOptions
 
 PASS_TOKENS = 512
 STRETCH = 8
@@ -64,6 +66,7 @@ def measure(
         cache,
         cache,
         flash_attn,
+        gemm_min_rows=choose_min_rows(RunOptions().gemm, 2, False),
     )
     with open_context(model, options) as context:
         ledger = Ledger(context)
