@@ -4,6 +4,7 @@
 usage: .venv/bin/python scripts/benchmarks/llama_speculative.py MODEL.gguf
        --simple LLAMA_SPECULATIVE_SIMPLE [--lookahead LLAMA_LOOKAHEAD] [-md DRAFT.gguf]
        [--heads HEADS.gguf] [--tasks summary,edit,extraction,code,free] [-n 128] [-t N] [--rounds 3]
+       [--only plain,auto]
 
 Each program continues one prompt of each kind of `llmcli bench spec` greedily by -n tokens, in a
 process of its own. The prompts are raw text without control tokens, so that all programs read the
@@ -125,8 +126,14 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=128)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="programs to run, with plain")
     args = parser.parse_args()
     runs, rng = programs(args), random.Random(1)
+    if args.only:
+        names = args.only.split(",")
+        if unknown := {*names} - runs.keys():
+            parser.error(f"--only has {min(unknown)}; with these files it takes {', '.join(runs)}")
+        runs = {name: run for name, run in runs.items() if name in ("plain", *names)}
     speeds: dict[str, list[float]] = defaultdict(list)
     beginnings: dict[str, list[str]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:

@@ -111,10 +111,11 @@ class DraftModel:
         assert row is not None
         return row
 
-    def forget_text(self) -> None:
-        """Empty the context."""
-        self.context.trim(0, 0)
-        self.tokens, self.owner = [], None
+    def drop_incomplete_pass(self) -> None:
+        """Drop the cells of a pass that was not completed."""
+        if not self.context.trim(0, len(self.tokens)):
+            self.context.trim(0, 0)
+            self.tokens, self.owner = [], None
 
 
 class ModelDrafts:
@@ -170,8 +171,7 @@ class ModelDrafts:
         try:
             return self._guess_tokens(shape)
         except (Aborted, NoSlot, UserError) as error:
-            # the cells after the text were not computed, or not completely
-            self.model.forget_text()
+            self.model.drop_incomplete_pass()
             if isinstance(error, UserError):
                 self.model.failure = error
             return Draft()

@@ -98,6 +98,7 @@ def test_an_error_of_the_draft_model_does_not_end_the_answer(error: Exception):
     is_over = isinstance(error, UserError)
     assert drafter.failure is (error if is_over else None)
     assert (n_passes > 3) != is_over
+    assert max(draft_context.batches) <= 4  # the text is not read again
 
 
 def test_tokens_cached_in_the_draft_context_are_not_computed_again():
