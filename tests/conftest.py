@@ -19,6 +19,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # tests need equal bits for any number of rows (runtime/reproducible.py). llama.cpp reads this once.
 os.environ["GGML_CPU_TILED_MM"] = "0"
 
+# Each worker of pytest-xdist computes with one thread of torch: the threads of several workers wait
+# for one another at each small operation, which then takes ten times as long.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 pytest_plugins = [
     "tests.fixtures.charts",
     "tests.fixtures.chat",
