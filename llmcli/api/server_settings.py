@@ -20,6 +20,8 @@ class ServerSettings:
     - `slides_context`: when the context of an answer is full, its oldest tokens are dropped, so that
       the answer goes on (AttentionSinks).
     - `shows_prompts`: an answer has the text of its prompt, unless its request declines it.
+    - `keeps_nonces`: texts that an agent changes with each request stay in the prompt, which then is
+      not found in the cache (conversation/billing_header.py).
     - `keys`: the accepted API keys; if empty, requests need no key.
     - `cors`: the origins of web pages that may send requests.
     - `allow_hosts`: additional host names by which clients may address the server.
@@ -45,6 +47,7 @@ class ServerSettings:
     max_context: int | None = None
     slides_context: bool = False
     shows_prompts: bool = False
+    keeps_nonces: bool = False
     keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.engine_thread.engine_watch import EngineWatch
 from llmcli.serve.engine_thread.event_batching import AnswerEvent, EventBatcher, call_on_loop
 from llmcli.serve.engine_thread.metrics import ServerMetrics
+from llmcli.serve.engine_thread.server_log import ServerLog
 from llmcli.types import Event, PromptProgress
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class EngineBridge:
         self, runner: Runner, parallel: int = 4, max_waiting: int = 64, batch_seconds: float = 0.0
     ) -> None:
         self.runner, self.parallel, self.max_waiting = runner, parallel, max_waiting
-        self.metrics = ServerMetrics()
+        self.metrics, self.log = ServerMetrics(), ServerLog()
         self._batcher = EventBatcher(batch_seconds)
         self._watch = EngineWatch(runner.engine)
         # functions for the engine's thread, each with the most rows of a pass that it computes
@@ -257,6 +258,7 @@ class EngineBridge:
         self._thread.join()
         for worker in self._workers.values():
             worker.shutdown()
+        self.log.close()
         if self._error is not None:
             raise self._error
 
