@@ -101,7 +101,7 @@ class Admission:
         """
         if sequence.waits_for_prefix:
             return True
-        if not self.ledger.can_fork or sequence.request.score_prompt or self._names_slot(sequence):
+        if not self.ledger.can_fork or sequence.request.score_prompt or self.names_slot(sequence):
             return False
         tokens, scope = sequence.tokens, self._sharing_scope(sequence)
         prefix_lengths = {
@@ -125,7 +125,7 @@ class Admission:
         """Admit a waiting sequence. Return False when slots or cells are missing."""
         if self.ledger.n_idle < sequence.strategy.slots or self._must_run_alone(sequence):
             return False
-        slot = sequence.request.slot if self._names_slot(sequence) else None
+        slot = sequence.request.slot if self.names_slot(sequence) else None
         if slot is not None and self.ledger.is_busy(slot):
             return False
         # before a state is restored, which would be in vain for a sequence that must wait
@@ -163,7 +163,7 @@ class Admission:
         request, scope = sequence.request, self._sharing_scope(sequence)
         # A scored prompt is recomputed. No cells are reused for a prompt of one token.
         reusable = sequence.tokens[:1] if request.score_prompt else sequence.tokens
-        if self._names_slot(sequence) and request.slot is not None:
+        if self.names_slot(sequence) and request.slot is not None:
             claim: tuple[int, int] | None = (
                 request.slot,
                 self.ledger.claim_named_slot(request.slot, reusable, scope),
@@ -182,7 +182,7 @@ class Admission:
         ]
         return True
 
-    def _names_slot(self, sequence: Sequence) -> bool:
+    def names_slot(self, sequence: Sequence) -> bool:
         """Return whether a sequence must run in a certain slot. In the reproducible mode none must,
         because slots are evicted and compacted together. Of several samples only the first must.
         """
@@ -214,7 +214,7 @@ class Admission:
         n_shared, is_busy = ledger.match_prefix(
             sequence.tokens, self._sharing_scope(sequence), sequence.match
         )
-        can_share = is_busy and not (sequence.request.score_prompt or self._names_slot(sequence))
+        can_share = is_busy and not (sequence.request.score_prompt or self.names_slot(sequence))
         needed_cells = len(sequence.tokens) - (n_shared if can_share else 0)
         n_answers = len(self.state.running) + sequence.strategy.slots
         reserved_cells = min(RESERVED_CELLS * n_answers, ledger.size // RESERVED_FRACTION)
