@@ -6,9 +6,19 @@ beginning of a prompt, the request waits for this prefix and then shares its cel
 (`Sequence.waits_for_prefix`).
 """
 
+from array import array
+from collections.abc import Callable
+
 from llmcli.runtime.engine.scheduler_state import SchedulerState
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
+from llmcli.runtime.kv_cache.prefix_losses import (
+    NearestConversation,
+    PastConversation,
+    PrefixHistory,
+    PrefixLoss,
+    explain_loss,
+)
 from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
 
 RESERVED_CELLS = 32  # cells that each running answer is expected to need soon
@@ -26,6 +36,10 @@ class Admission:
     ) -> None:
         self.state, self.ledger = state, state.ledger
         self.swap, self.idle_offload = swap, idle_offload
+        self.history = PrefixHistory(self.ledger, idle_offload.store)
+        # Called with a sequence that begins, if its prompt was not found in the cache as far as it
+        # could be. None: conversations are not compared.
+        self.on_prefix_loss: Callable[[Sequence, PrefixLoss], None] | None = None
 
     def has_capacity(self) -> bool:
         """Return whether one more request may run under `Schedule.max_running`."""
@@ -131,6 +145,9 @@ class Admission:
         # before a state is restored, which would be in vain for a sequence that must wait
         if not self._fits(sequence):
             return False
+        compares = self.on_prefix_loss is not None and not sequence.preemption.count
+        scope = self._sharing_scope(sequence)
+        nearest = self.history.find_nearest(sequence.tokens, scope) if compares else None
         if slot is not None:
             self.idle_offload.restore_slot(slot)
         elif not sequence.preemption.state and not sequence.request.score_prompt:
@@ -138,7 +155,31 @@ class Admission:
         if not self._swap_in(sequence) and not self._claim_slots(sequence):
             return False
         self.state.run(sequence)
+        if compares:
+            self._report_loss(sequence, nearest)
         return True
+
+    def _report_loss(self, sequence: Sequence, nearest: NearestConversation | None) -> None:
+        """Report why the prompt of a sequence that begins was not found in the cache, and keep it
+        for later prompts. `nearest`: the conversation with the longest common beginning.
+        """
+        request, scope = sequence.request, self._sharing_scope(sequence)
+        conversation = PastConversation(
+            sequence.id, array("i", sequence.tokens), request.client, scope, sequence.slot
+        )
+        self.history.add(sequence.id, conversation, nearest.conversation if nearest else None)
+        if nearest is None or self.on_prefix_loss is None:
+            return
+        loss = explain_loss(
+            nearest,
+            sequence.tokens,
+            sequence.n_computed,
+            is_scored=request.score_prompt,
+            names_slot=self.names_slot(sequence),
+            can_fork=self.ledger.can_fork,
+        )
+        if loss:
+            self.on_prefix_loss(sequence, loss)
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Restore the stored state of a preempted sequence. Return False when it has none or it

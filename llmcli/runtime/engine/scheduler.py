@@ -80,6 +80,7 @@ class Scheduler:
         """Remove a finished sequence. Its cells stay cached for later prompts."""
         if sequence.times:
             self.offload_store.costs.record_answer(len(sequence.times))
+        self.admission.history.finish(sequence.id, sequence.tokens)
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]

@@ -26,6 +26,7 @@ from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.engine_thread.client_shares import ClientShares
 from llmcli.serve.engine_thread.engine_watch import EngineWatch
 from llmcli.serve.engine_thread.event_batching import AnswerEvent, EventBatcher, call_on_loop
+from llmcli.serve.engine_thread.loss_reports import LossReports
 from llmcli.serve.engine_thread.metrics import ServerMetrics
 from llmcli.serve.engine_thread.server_log import ServerLog
 from llmcli.types import Event, PromptProgress
@@ -148,6 +149,8 @@ class EngineBridge:
         self._workers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in WORKER_KINDS}
         self._worker_locks = {kind: threading.Lock() for kind in WORKER_KINDS}
         runner.engine.on_progress = self._report_progress
+        self.losses = LossReports(self.log, runner.model.piece)
+        runner.engine.scheduler.admission.on_prefix_loss = self.losses.add
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
         self._thread.start()
 

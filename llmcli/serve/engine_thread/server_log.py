@@ -5,9 +5,13 @@ The lines are written on a thread of their own, because the reader of standard e
 too many lines wait, further ones are counted and left out.
 """
 
+import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
+
+from llmcli.serve.engine_thread.bug_log import log_bug
 
 MAX_WAITING_LINES = 256
 LOGGER = logging.getLogger("llmcli.serve.notes")
@@ -31,8 +35,8 @@ class ServerLog:
             if is_new:
                 self.write(fact)
 
-    def write(self, line: str) -> None:
-        """Write a line."""
+    def write(self, line: str | Callable[[], str]) -> None:
+        """Write a line, or what a function returns that is called on the log's thread."""
         with self._lock:
             if self._n_waiting == MAX_WAITING_LINES:
                 self._n_left_out += 1
@@ -44,8 +48,15 @@ class ServerLog:
         """Write the lines that wait, and end the thread."""
         self._writer.shutdown()
 
-    def _write(self, line: str) -> None:
-        LOGGER.warning("%s", line)
+    async def wait(self) -> None:
+        """Wait until the lines so far are written."""
+        await asyncio.get_running_loop().run_in_executor(self._writer, lambda: None)
+
+    def _write(self, line: str | Callable[[], str]) -> None:
+        try:
+            LOGGER.warning("%s", line if isinstance(line, str) else line())
+        except Exception as error:  # noqa: BLE001 (a line must not end the log)
+            log_bug(error)
         with self._lock:
             self._n_waiting -= 1
             n_left_out = self._n_left_out if not self._n_waiting else 0
