@@ -20,7 +20,11 @@ class ServerSettings:
     - `slides_context`: when the context of an answer is full, its oldest tokens are dropped, so that
       the answer goes on (AttentionSinks).
     - `shows_prompts`: an answer has the text of its prompt, unless its request declines it.
+    - `keeps_nonces`: texts that an agent changes with each request stay in the prompt, which then is
+      not found in the cache (conversation/billing_header.py).
     - `keys`: the accepted API keys; if empty, requests need no key.
+    - `allows_priorities`: requests may have a priority above 0. `priority_keys`: those with one of
+      these API keys may in any case.
     - `cors`: the origins of web pages that may send requests.
     - `allow_hosts`: additional host names by which clients may address the server.
     - `max_body`: the largest request body in bytes.
@@ -45,7 +49,10 @@ class ServerSettings:
     max_context: int | None = None
     slides_context: bool = False
     shows_prompts: bool = False
+    keeps_nonces: bool = False
     keys: tuple[str, ...] = ()
+    allows_priorities: bool = False
+    priority_keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()
     max_body: int = 8 << 20
@@ -60,6 +67,12 @@ class ServerSettings:
     max_files_bytes: int = 4_000_000_000
     ssl_key: Path | None = None
     ssl_cert: Path | None = None
+
+    def may_raise_priority(self, client: str) -> bool:
+        """Return whether the requests of a client may have a priority above 0. `client`: its API
+        key, if the server has keys.
+        """
+        return self.allows_priorities or client in self.priority_keys
 
     def find_name(self, requested: str | None) -> str:
         """Return the served name for the name in a request. A single model is served, so it answers

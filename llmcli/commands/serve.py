@@ -91,6 +91,22 @@ KeyFiles = Annotated[
         rich_help_panel=panels.NETWORK,
     ),
 ]
+Priorities = Annotated[
+    bool,
+    typer.Option(
+        "--priorities/--no-priorities",
+        help="Let requests raise their own priority above that of others.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
+PriorityKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY",
+        help="API key whose requests may raise their priority; repeatable.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
 TlsKey = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="TLS: the private key, PEM.", rich_help_panel=panels.NETWORK),
@@ -200,6 +216,8 @@ def serve(
     alias: Alias = None,
     api_key: Keys = None,
     api_key_file: KeyFiles = None,
+    priorities: Priorities = False,
+    priority_key: PriorityKeys = None,
     ssl_key_file: TlsKey = None,
     ssl_cert_file: TlsCert = None,
     cors: Cors = None,
@@ -210,6 +228,7 @@ def serve(
     metrics: endpoints.Metrics = True,
     slots: endpoints.Slots = True,
     ui: endpoints.Page = True,
+    drop_nonces: endpoints.DropNonces = True,
     slot_save_path: endpoints.SlotSavePath = None,
     files_folder: endpoints.FilesFolder = None,
     max_files_size: endpoints.MaxFilesSize = None,
@@ -234,7 +253,7 @@ def serve(
     ref = _require_model(ref, run_flags)
     open_server_model.refuse_personal_flags(run_flags)
     hosts = _split_hosts(host or [])
-    keys = _read_keys(api_key or [], api_key_file or [], hosts)
+    keys = _read_keys([*(api_key or []), *(priority_key or [])], api_key_file or [], hosts)
     server.check_tls(ssl_key_file, ssl_cert_file)
     origins, host_names = (
         tuple(map(origin_guard.parse_origin, cors or ())),
@@ -277,6 +296,8 @@ def serve(
                 "names": tuple(alias or ()),
                 "max_answer_tokens": max_tokens,
                 "keys": keys,
+                "allows_priorities": priorities,
+                "priority_keys": tuple(priority_key or ()),
                 "cors": origins,
                 "allow_hosts": host_names,
                 "max_body": max_body,
@@ -285,6 +306,7 @@ def serve(
                 "further_hosts": hosts[1:],
                 "port": listeners[0].getsockname()[1],
                 "disabled_paths": tuple(disabled),
+                "keeps_nonces": not drop_nonces,
                 "slot_folder": slot_save_path,
                 "files_folder": files_folder,
                 "max_files_bytes": max_files_bytes,

@@ -64,7 +64,7 @@ class LlmcliFields(RequestBody):
     length_penalty: Any = honored("exponent of the length in the score of a beam")
     early_stopping: Any = honored("when a beam search ends: yes, no or never")
     priority: Annotated[int, WholeNumber(-MAX_PRIORITY, MAX_PRIORITY)] | None = honored(
-        "waiting requests with a higher priority start first"
+        "waiting requests with a higher priority start first; above 0 only if the server allows it"
     )
 
 

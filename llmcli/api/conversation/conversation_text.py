@@ -14,23 +14,43 @@ from llmcli.api.tool_calls import find_format
 from llmcli.api.tool_calls.base import ToolCallFormat
 from llmcli.runtime.text.chat_template import ChatTemplate, TemplateFailure
 from llmcli.runtime.text.conversation_layout import PARAGRAPH
-from llmcli.runtime.text.conversation_sources import TOOL_VARIABLES
+from llmcli.runtime.text.conversation_sources import TOOL_VARIABLES, track_conversation
 from llmcli.runtime.text.template_budget import new_deadline
 from llmcli.runtime.text.tracked_text import TrackedText, from_outside, join_texts
 from llmcli.runtime.text.value_text import json_layout
 from llmcli.types import Message
 
+SEARCHED_CHARACTERS = 8  # of the beginning of a prompt, which are looked for after a BOS token
 DOCUMENTS = "documents"  # variable and field with texts that the answer is to be based on
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationText:
     """The prompt text of a conversation. `call_format`: the format in which the model has been
-    asked to write tool calls; None without tools.
+    asked to write tool calls; None without tools. `messages`: as they were rendered.
     """
 
     text: TrackedText
     call_format: ToolCallFormat | None
+    messages: Sequence[Message] = ()
+
+    def locate(self, beginning: str) -> str:
+        """Return where the text after `beginning` is, such as "message 2 (user)" or "before message
+        2 (user)". `beginning`: the beginning of the prompt's text, with what the tokenizer adds to
+        it. Return "" if it is not, or if no message follows.
+        """
+        plain = self.text.plain
+        # a BOS token, and a space that the tokenizer has put before the text
+        start = max(0, beginning.find(plain[:SEARCHED_CHARACTERS]))
+        position = len(beginning) - start
+        if not plain.startswith(beginning[start:]):
+            return ""
+        sources = track_conversation(self.messages, {}).sources
+        for span_start, end, source in self.text.spans:
+            name = sources[source].text if 0 <= source < len(sources) else ""
+            if position < end and name:
+                return name if span_start <= position else f"before {name}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +91,8 @@ def render_conversation(
         except TemplateFailure as error:
             failure = failure or error
         else:
-            return ConversationText(text, rendering.call_format)
+            messages = merge_system_texts(rendering.messages)
+            return ConversationText(text, rendering.call_format, messages)
     raise failure or TemplateFailure("the chat template shows no documents")
 
 

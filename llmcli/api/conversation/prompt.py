@@ -2,7 +2,7 @@
 answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,7 @@ class RenderedPrompt:
     `constraint`: the constraint of the answer, or None. `opened_tags`: the thinking tags whose
     opening tag ends the prompt, or None. `call_format`: the format of tool calls; None without
     tools. `splits_thinking`, `splits_calls`: whether thinking and tool calls are separated from the
-    text of the answer.
+    text of the answer. `locate`: see ConversationText.locate().
     """
 
     tokens: tuple[int, ...]
@@ -67,6 +67,7 @@ class RenderedPrompt:
     tools: ToolSet
     splits_thinking: bool = True
     splits_calls: bool = True
+    locate: Callable[[str], str] = lambda beginning: ""
 
     def new_splitter(self, make_digits: MakeDigits = random_digits) -> OutputSplitter:
         """Return a splitter for one answer to this prompt. `make_digits`: returns the hexadecimal
@@ -123,6 +124,7 @@ def render_prompt(
         request.tools,
         request.splits_thinking,
         request.splits_calls,
+        conversation.locate,
     )
 
 

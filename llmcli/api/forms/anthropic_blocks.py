@@ -23,6 +23,7 @@ from llmcli.api.bodies.base import (
     problem,
 )
 from llmcli.api.bodies.generation_fields import OWN_CACHE
+from llmcli.api.conversation.billing_header import remove_billing_header
 from llmcli.api.conversation.messages import PART_SEPARATOR, leave_out
 from llmcli.api.conversation.tool_call_stream import OutputPiece, parse_partial_arguments
 from llmcli.api.forms.base import Document
@@ -219,6 +220,22 @@ class MessageBlocks:
                 notes.append(f"{path} was left out: this server has no tool for {kind[:40]}")
             case kind:
                 leave_out(path, kind, None)
+
+
+def without_billing_header(
+    system: str | Sequence[ContentBlock] | None,
+) -> str | Sequence[ContentBlock] | None:
+    """Return the field `system` without Claude Code's billing header. A block that has only this
+    header is left out.
+    """
+    if system is None or isinstance(system, str):
+        return remove_billing_header(system or "") or None
+    blocks = []
+    for block in system:
+        text = remove_billing_header(block.text) if block.text else block.text
+        if text or not block.text:
+            blocks.append(block if text == block.text else block.model_copy(update={"text": text}))
+    return blocks
 
 
 def translate_messages(

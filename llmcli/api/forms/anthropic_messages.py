@@ -44,6 +44,10 @@ from llmcli.types import Event
 # which they change the conversation, if the edit names no other.
 CLEARING_EDITS = {"clear_tool_uses_": 100_000, "compact_": 150_000}
 THINKING_EDIT = "clear_thinking_"
+BILLING_NOTE = (
+    "Claude Code's billing header, which changes with each request, is left out of system texts, so"
+    " that prompts stay in the cache (--keep-nonces keeps it)"
+)
 
 
 class OutputConfig(RequestBody):
@@ -175,7 +179,7 @@ class MessagesForm(ConversationForm):
         }
         document |= {
             "messages": anthropic_blocks.translate_messages(
-                self._without_old_thinking(body.messages), body.system, self.notes
+                self._without_old_thinking(body.messages), self._system(), self.notes
             ),
             "max_tokens": body.max_tokens,
             "stop": body.stop_sequences,
@@ -186,6 +190,16 @@ class MessagesForm(ConversationForm):
         if body.tool_choice:
             document |= body.tool_choice.translated()
         return read_body(ChatBody, document, [], self.path)
+
+    def _system(self) -> str | Sequence[ContentBlock] | None:
+        """Return the field `system`, without the billing header unless the server keeps it."""
+        system = self.body.system
+        if self.settings.keeps_nonces:
+            return system
+        kept = anthropic_blocks.without_billing_header(system)
+        if kept != system and system:
+            self.log_notes.append(BILLING_NOTE)
+        return kept
 
     def _edits(self) -> list[ContextEdit]:
         management = self.body.context_management

@@ -64,10 +64,12 @@ class ApiForm(ABC):
         self, document: Mapping[str, Any], runner: Runner, settings: ServerSettings
     ) -> None:
         """`document`: the request's JSON object, which is stored in `source`. `body` is its model,
-        and `notes` are sentences for the client about fields without effect.
+        `notes` are sentences for the client about fields without effect, and `log_notes` those for
+        the operator, each of which a server logs once.
         """
         self.source, self.runner, self.settings = document, runner, settings
         self.notes: list[str] = []
+        self.log_notes: list[str] = []
         body: Any = read_body(self.body_type, document, self.notes, self.path)
         self.body = body
         self.id, self.created = f"{self.id_prefix}{uuid.uuid4().hex}", int(time.time())

@@ -178,6 +178,7 @@ class ConversationForm(ApiForm):
                 tokens,
                 max_tokens=max_tokens,
                 grammar_after=opened_tags.closing if opened_tags else "",
+                locate=self.prompt.locate,
                 **request_settings.context_fields(chat, runner, settings, len(tokens), *n_answers),
                 **request_settings.with_logprobs(options, runner, chat, self.has_logprobs, top),
             ),

@@ -31,6 +31,15 @@ Page = Annotated[
         rich_help_panel=panels.NETWORK,
     ),
 ]
+DropNonces = Annotated[
+    bool,
+    typer.Option(
+        "--drop-nonces/--keep-nonces",
+        help="Leave out what agents change in each request (Claude Code's billing header), so that "
+        "their prompts stay in the cache.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
 SlotSavePath = Annotated[
     Path | None,
     typer.Option(

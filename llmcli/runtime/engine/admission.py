@@ -6,9 +6,19 @@ beginning of a prompt, the request waits for this prefix and then shares its cel
 (`Sequence.waits_for_prefix`).
 """
 
+from array import array
+from collections.abc import Callable
+
 from llmcli.runtime.engine.scheduler_state import SchedulerState
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
+from llmcli.runtime.kv_cache.prefix_losses import (
+    NearestConversation,
+    PastConversation,
+    PrefixHistory,
+    PrefixLoss,
+    explain_loss,
+)
 from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
 
 RESERVED_CELLS = 32  # cells that each running answer is expected to need soon
@@ -26,6 +36,10 @@ class Admission:
     ) -> None:
         self.state, self.ledger = state, state.ledger
         self.swap, self.idle_offload = swap, idle_offload
+        self.history = PrefixHistory(self.ledger, idle_offload.store)
+        # Called with a sequence that begins, if its prompt was not found in the cache as far as it
+        # could be. None: conversations are not compared.
+        self.on_prefix_loss: Callable[[Sequence, PrefixLoss], None] | None = None
 
     def has_capacity(self) -> bool:
         """Return whether one more request may run under `Schedule.max_running`."""
@@ -101,7 +115,7 @@ class Admission:
         """
         if sequence.waits_for_prefix:
             return True
-        if not self.ledger.can_fork or sequence.request.score_prompt or self._names_slot(sequence):
+        if not self.ledger.can_fork or sequence.request.score_prompt or self.names_slot(sequence):
             return False
         tokens, scope = sequence.tokens, self._sharing_scope(sequence)
         prefix_lengths = {
@@ -125,12 +139,15 @@ class Admission:
         """Admit a waiting sequence. Return False when slots or cells are missing."""
         if self.ledger.n_idle < sequence.strategy.slots or self._must_run_alone(sequence):
             return False
-        slot = sequence.request.slot if self._names_slot(sequence) else None
+        slot = sequence.request.slot if self.names_slot(sequence) else None
         if slot is not None and self.ledger.is_busy(slot):
             return False
         # before a state is restored, which would be in vain for a sequence that must wait
         if not self._fits(sequence):
             return False
+        compares = self.on_prefix_loss is not None and not sequence.preemption.count
+        scope = self._sharing_scope(sequence)
+        nearest = self.history.find_nearest(sequence.tokens, scope) if compares else None
         if slot is not None:
             self.idle_offload.restore_slot(slot)
         elif not sequence.preemption.state and not sequence.request.score_prompt:
@@ -138,7 +155,31 @@ class Admission:
         if not self._swap_in(sequence) and not self._claim_slots(sequence):
             return False
         self.state.run(sequence)
+        if compares:
+            self._report_loss(sequence, nearest)
         return True
+
+    def _report_loss(self, sequence: Sequence, nearest: NearestConversation | None) -> None:
+        """Report why the prompt of a sequence that begins was not found in the cache, and keep it
+        for later prompts. `nearest`: the conversation with the longest common beginning.
+        """
+        request, scope = sequence.request, self._sharing_scope(sequence)
+        conversation = PastConversation(
+            sequence.id, array("i", sequence.tokens), request.client, scope, sequence.slot
+        )
+        self.history.add(sequence.id, conversation, nearest.conversation if nearest else None)
+        if nearest is None or self.on_prefix_loss is None:
+            return
+        loss = explain_loss(
+            nearest,
+            sequence.tokens,
+            sequence.n_computed,
+            is_scored=request.score_prompt,
+            names_slot=self.names_slot(sequence),
+            can_fork=self.ledger.can_fork,
+        )
+        if loss:
+            self.on_prefix_loss(sequence, loss)
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Restore the stored state of a preempted sequence. Return False when it has none or it
@@ -163,7 +204,7 @@ class Admission:
         request, scope = sequence.request, self._sharing_scope(sequence)
         # A scored prompt is recomputed. No cells are reused for a prompt of one token.
         reusable = sequence.tokens[:1] if request.score_prompt else sequence.tokens
-        if self._names_slot(sequence) and request.slot is not None:
+        if self.names_slot(sequence) and request.slot is not None:
             claim: tuple[int, int] | None = (
                 request.slot,
                 self.ledger.claim_named_slot(request.slot, reusable, scope),
@@ -182,7 +223,7 @@ class Admission:
         ]
         return True
 
-    def _names_slot(self, sequence: Sequence) -> bool:
+    def names_slot(self, sequence: Sequence) -> bool:
         """Return whether a sequence must run in a certain slot. In the reproducible mode none must,
         because slots are evicted and compacted together. Of several samples only the first must.
         """
@@ -214,7 +255,7 @@ class Admission:
         n_shared, is_busy = ledger.match_prefix(
             sequence.tokens, self._sharing_scope(sequence), sequence.match
         )
-        can_share = is_busy and not (sequence.request.score_prompt or self._names_slot(sequence))
+        can_share = is_busy and not (sequence.request.score_prompt or self.names_slot(sequence))
         needed_cells = len(sequence.tokens) - (n_shared if can_share else 0)
         n_answers = len(self.state.running) + sequence.strategy.slots
         reserved_cells = min(RESERVED_CELLS * n_answers, ledger.size // RESERVED_FRACTION)

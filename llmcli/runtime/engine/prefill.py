@@ -68,7 +68,8 @@ class PrefillPlanner:
             if count > 0:
                 plan.add(sequence, count, context, ledger, len(self.state.running) == 1)
             elif not plan.tokens or any(
-                _has_lower_priority(other, sequence) for other in self.state.running.values()
+                self.state.preemption_rank(other) > self.state.preemption_rank(sequence)
+                for other in self.state.running.values()
             ):
                 return sequence
         return None
@@ -133,8 +134,3 @@ class PrefillPlanner:
 def _tokens_left(sequence: Sequence) -> int:
     """Return the number of tokens of a sequence that are not computed yet."""
     return len(sequence.tokens) - sequence.n_computed
-
-
-def _has_lower_priority(other: Sequence, sequence: Sequence) -> bool:
-    """Return whether `other` would be preempted before `sequence`."""
-    return (-other.request.priority, other.id) > (-sequence.request.priority, sequence.id)

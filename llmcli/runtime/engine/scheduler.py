@@ -2,13 +2,15 @@
 
 A pass first gets the next tokens of running answers, then pieces of prompts (prefill.py). Waiting
 requests start when there is room (admission.py). When running answers need more cells than are
-free, the request with the lowest priority (among equals, the youngest) is preempted: its cells are
-moved to host memory or dropped, and it continues when there is room again. A preempted beam search
-starts again instead, because none of its text was sent yet. Background requests are also preempted
-while another request waits for their slots or cells. A request ends as context_full only when it is
+free, the request with the lowest priority is preempted (among equals, that of the client with the
+most running answers): its cells are moved to host memory or dropped, and it continues when there is
+room again. A preempted beam search starts again instead, because none of its text was sent yet.
+Background requests are also preempted while another request waits for their slots or cells, and so
+is an answer of a client that has several while another client waits long for its first. A request ends as context_full only when it is
 too long for the whole pool and no tokens may be dropped (overflow.py).
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -78,6 +80,7 @@ class Scheduler:
         """Remove a finished sequence. Its cells stay cached for later prompts."""
         if sequence.times:
             self.offload_store.costs.record_answer(len(sequence.times))
+        self.admission.history.finish(sequence.id, sequence.tokens)
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
@@ -118,6 +121,7 @@ class Scheduler:
         """
         self.admission.admit_waiting()
         self._preempt_background()
+        self._preempt_for_fairness()
         while True:
             plan = ForwardPass()
             without_cells = self._fill(plan)
@@ -128,15 +132,37 @@ class Scheduler:
                 return ForwardPass(), without_cells
 
     def preempt_one(self) -> bool:
-        """Preempt the running sequence with the lowest priority (among equals, the youngest) to
-        free its cells. Return False when preempting would not help, because only one sequence runs.
+        """Preempt a running sequence (SchedulerState.preemption_rank) to free its cells. Return False when preempting would not help, because only one sequence runs.
         A single sequence is preempted only to make stranded cells of idle slots evictable.
         """
         if len(self.running) < 2 and not self.ledger.has_stranded_cells:
             return False
-        running = self.running.values()
-        self._preempt(max(running, key=lambda sequence: (-sequence.request.priority, sequence.id)))
+        self._preempt(max(self.running.values(), key=self.state.preemption_rank))
         return True
+
+    def _preempt_for_fairness(self) -> None:
+        """If a client without running answers has waited for long, preempt the youngest answer of
+        the client with the most, which keeps at least one, and admit waiting requests again.
+        """
+        if not self.waiting or len(self.running) < 2 or not self.ledger.keeps_idle:
+            return
+        late = [
+            sequence
+            for sequence in self.waiting.late_sequences(self.state.n_passes, self.running.values())
+            if not self.admission.names_slot(sequence)
+        ]
+        if not late:
+            return
+        priority = max(sequence.request.priority for sequence in late)
+        n_answers = Counter(sequence.request.client for sequence in self.running.values())
+        candidates = [
+            sequence
+            for sequence in self.running.values()
+            if n_answers[sequence.request.client] > 1 and sequence.request.priority <= priority
+        ]
+        if candidates:
+            self._preempt(max(candidates, key=self.state.preemption_rank))
+            self.admission.admit_waiting()
 
     def _preempt_background(self) -> None:
         """Preempt background requests, the youngest first, while another request waits."""

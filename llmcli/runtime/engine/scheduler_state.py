@@ -26,6 +26,19 @@ class SchedulerState:
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     n_passes: int = 0
 
+    def preemption_rank(self, sequence: Sequence) -> tuple[int, int, int]:
+        """Return the sort key by which running sequences are preempted, the highest first: those
+        with the lowest priority, among equals those of the client with the most running answers,
+        among these the youngest.
+        """
+        client = sequence.request.client
+        n_running = sum(
+            other.strategy.slots
+            for other in self.running.values()
+            if other.request.client == client
+        )
+        return -sequence.request.priority, n_running, sequence.id
+
     def run(self, sequence: Sequence) -> None:
         """Move a sequence from the waiting queue to the running sequences."""
         self.waiting.remove(sequence, self.n_passes)

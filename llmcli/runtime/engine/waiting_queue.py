@@ -4,9 +4,9 @@ Requests of one client are ordered by priority. Among equals, preempted requests
 those that arrived earlier. The priority of a waiting request rises by one every PASSES_PER_PRIORITY
 passes, so that every request runs at some time.
 
-To choose between clients, the first request of each is compared: by priority, then preempted
-requests come first, then the client with the fewest running requests, then the earlier arrival. For
-this comparison the priority rises only with the passes since the client's last admitted request. So
+To choose between clients, the first request of each is compared: by priority, then the client with
+the fewest running answers comes first, then preempted requests, then the earlier arrival. The
+samples of a request and the beams of a search count as so many answers. For this comparison the priority rises only with the passes since the client's last admitted request. So
 a client with many old requests cannot block the first request of another client.
 """
 
@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from llmcli.runtime.requests.sequence import Sequence
 
 PASSES_PER_PRIORITY = 64  # passes of waiting that raise the priority by one
+# passes that a client without running answers waits for a client with several
+FAIR_PASSES = 64
 
 
 class WaitingQueue:
@@ -63,6 +65,24 @@ class WaitingQueue:
         else:
             self._last_served.pop(client, None)
 
+    def late_sequences(self, current_pass: int, running: Iterable[Sequence]) -> list[Sequence]:
+        """Return the foreground requests of clients without running answers that have waited for
+        more than FAIR_PASSES passes, since they came or since the client's last request began.
+        """
+        clients = {sequence.request.client for sequence in running}
+        return [
+            sequence
+            for sequence in self._sequences
+            if sequence.request.client not in clients
+            and not (sequence.request.is_background or sequence.waits_for_prefix)
+            and current_pass - self._waiting_since(sequence) > FAIR_PASSES
+        ]
+
+    def _waiting_since(self, sequence: Sequence) -> int:
+        """Return the pass from which on a request waits in the comparison of clients."""
+        since = sequence.preemption.waiting_since
+        return max(since, self._last_served.get(sequence.request.client, since))
+
     def in_order(self, current_pass: int, running: Iterable[Sequence]) -> list[Sequence]:
         """Return all waiting sequences in the order in which they should be admitted. `running`:
         the running sequences, which are counted by client.
@@ -79,19 +99,15 @@ class WaitingQueue:
             clients[sequence.request.client].append(sequence)
         if len(clients) == 1:
             return list(clients.popitem()[1])
-        n_running = Counter(sequence.request.client for sequence in running)
+        n_running = count_running(running)
 
-        def rank(client: str) -> tuple[int, bool, int, int, str]:
+        def rank(client: str) -> tuple[int, int, bool, int, str]:
             """Return the sort key of a client's first waiting request."""
             sequence = clients[client][0]
-            since = max(
-                sequence.preemption.waiting_since,
-                self._last_served.get(client, sequence.preemption.waiting_since),
-            )
             return (
-                -_raised_priority(sequence, current_pass - since),
-                not sequence.preemption.count,
+                -_raised_priority(sequence, current_pass - self._waiting_since(sequence)),
                 n_running[client],
+                not sequence.preemption.count,
                 sequence.id,
                 client,
             )
@@ -102,12 +118,20 @@ class WaitingQueue:
         while ranks:
             client = ranks[0][-1]
             ordered.append(clients[client].popleft())
-            n_running[client] += 1  # count the request as running
+            n_running[client] += ordered[-1].strategy.slots  # count the request as running
             if clients[client]:
                 heapq.heapreplace(ranks, rank(client))
             else:
                 heapq.heappop(ranks)
         return ordered
+
+
+def count_running(running: Iterable[Sequence]) -> Counter[str]:
+    """Return for each client the number of its running answers, with each beam of a search."""
+    counts: Counter[str] = Counter()
+    for sequence in running:
+        counts[sequence.request.client] += sequence.strategy.slots
+    return counts
 
 
 def _raised_priority(sequence: Sequence, passes: int) -> int:

@@ -265,6 +265,10 @@ class OffloadStore:
         self._tree.truncate(number, 0)
         return state
 
+    def idle_prefix(self, tokens: Sequence[int], scope: str) -> int:
+        """Return how many of `tokens` the idle state of a scope has that begins with the most."""
+        return self._tree.match(tokens, scope)[0]
+
     def find_idle(
         self, tokens: Sequence[int], scope: str, n_cached: int, needs_whole: bool
     ) -> int | None:

@@ -1,6 +1,7 @@
 """The options of a model run, the requests to the engine, and the answers."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
@@ -113,6 +114,8 @@ class Request:
     - `replays`: for each sample, the start of its answer that another process has already sent. It
       is empty if there is none. At such a position a token is drawn as usual and then replaced by
       the recorded one. A beam search ignores this, because it sends nothing before its end.
+    - `locate`: returns the place in the conversation, such as "message 2 (user)", of the text after
+      a given beginning of the prompt's text; "" if it is unknown.
     - `end_conditions`: further conditions for the end of the answer.
     """
 
@@ -141,6 +144,7 @@ class Request:
     reports_progress: bool = False
     replays: tuple[ReplayedAnswer, ...] = ()
     end_conditions: EndConditions = NO_CONDITIONS
+    locate: Callable[[str], str] = field(default=lambda beginning: "", compare=False, repr=False)
 
     @property
     def is_background(self) -> bool:

@@ -141,6 +141,11 @@ class Embedder:
 
         Raises UserError when a text has more than `max_tokens` tokens.
         """
+        self.check_texts(texts)
+        return EmbeddingJob(self, texts, norm)
+
+    def check_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        """Raise UserError when a text, given as token ids, has more than `max_tokens` tokens."""
         longest = max(map(len, texts))
         if longest > self.max_tokens:
             raise UserError(
@@ -149,7 +154,6 @@ class Embedder:
                 + (f", or use --ctx-size {longest}" if self.is_causal else ""),
             )
         assert all(texts), "an empty text"
-        return EmbeddingJob(self, texts, norm)
 
     def ensure_context(self, tokens: int) -> PooledContext:
         """Return a context that can read a text of `tokens` tokens. If the present context is too

@@ -96,6 +96,11 @@ class _RunningBatch:
     is_full: bool = False  # the store has no space for more answers
     ending: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def client(self) -> str:
+        """The id of the client of its requests, for fair scheduling."""
+        return f"{CLIENT} {self.batch.owner}"
+
 
 class BatchWorker:
     """The batches of one server. Its methods are called on the server's event loop."""
@@ -419,7 +424,7 @@ class BatchWorker:
     async def _answer_request(self, running: _RunningBatch, request: BatchRequest) -> Document:
         """Return the document of the answer to a line. Raises UserError."""
         if request.url == EMBEDDINGS_PATH:
-            return await self._embed(running.job, request)
+            return await self._embed(running, request)
         return await self._answer(running, request)
 
     async def _answer(self, running: _RunningBatch, request: BatchRequest) -> Document:
@@ -428,7 +433,7 @@ class BatchWorker:
         form: ApiForm = await bridge.run_in_worker(running.job.build_form, request)
         if form.constraint:
             await bridge.run_in_worker(form.compile_constraint, kind="grammars")
-        client = f"{CLIENT} {running.batch.owner}"
+        client = running.client
         requests = [
             replace(item, client=client, priority=BACKGROUND_PRIORITY) for item in form.requests
         ]
@@ -442,11 +447,11 @@ class BatchWorker:
         document: Document = form.complete_document(pending.answers)
         return document
 
-    async def _embed(self, job: BatchJob, line_request: BatchRequest) -> Document:
+    async def _embed(self, running: _RunningBatch, line_request: BatchRequest) -> Document:
         """Return the document of the embeddings of a line. A few texts are computed at a time, so
         that clients wait only for these.
         """
-        body = job.without_other_model(dict(line_request.body))
+        body = running.job.without_other_model(dict(line_request.body))
         request = embeddings.EmbeddingsRequest(body, self._settings)
         embedder = await self._embedding_queue.embedder()
         length = request.vector_length(embedder)
@@ -458,7 +463,7 @@ class BatchWorker:
         while len(vectors) < len(ids):
             texts = ids[len(vectors) : len(vectors) + EMBEDDED_TEXTS]
             try:
-                vectors += await self._embedding_queue.embed(texts, request.norm)
+                vectors += await self._embedding_queue.embed(texts, running.client, request.norm)
             except ServerBusy:
                 await asyncio.sleep(BUSY_SECONDS)
         return request.build_document(ids, vectors, length)

@@ -23,9 +23,12 @@ from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.serve.engine_thread.bug_log import log_bug
+from llmcli.serve.engine_thread.client_shares import ClientShares
 from llmcli.serve.engine_thread.engine_watch import EngineWatch
 from llmcli.serve.engine_thread.event_batching import AnswerEvent, EventBatcher, call_on_loop
+from llmcli.serve.engine_thread.loss_reports import LossReports
 from llmcli.serve.engine_thread.metrics import ServerMetrics
+from llmcli.serve.engine_thread.server_log import ServerLog
 from llmcli.types import Event, PromptProgress
 
 T = TypeVar("T")
@@ -112,7 +115,8 @@ class EngineBridge:
 
     - `parallel`: the number of answers that run at once.
     - `max_waiting`: the number of further answers that may wait. A request for n samples counts as
-      n answers.
+      n answers. If one client has taken all places, others still get their share of them
+      (client_shares.py).
     - `batch_seconds`: the longest time for which tokens are held back to deliver them together
       (event_batching.py).
     - `n_background`: the number of unfinished answers to background requests. They take no places in
@@ -124,7 +128,7 @@ class EngineBridge:
         self, runner: Runner, parallel: int = 4, max_waiting: int = 64, batch_seconds: float = 0.0
     ) -> None:
         self.runner, self.parallel, self.max_waiting = runner, parallel, max_waiting
-        self.metrics = ServerMetrics()
+        self.metrics, self.log = ServerMetrics(), ServerLog()
         self._batcher = EventBatcher(batch_seconds)
         self._watch = EngineWatch(runner.engine)
         # functions for the engine's thread, each with the most rows of a pass that it computes
@@ -133,6 +137,7 @@ class EngineBridge:
         self._readers: dict[int, tuple[PendingAnswers, int]] = {}
         self._lock = threading.Lock()
         self._open = self.n_background = 0  # numbers of unfinished answers
+        self._shares = ClientShares(parallel + max_waiting)  # without background answers
         self._answer_seconds = 1.0  # smoothed duration of an answer, from its first pass
         self._stopping = self._ended = False
         self._error: BaseException | None = None
@@ -144,6 +149,8 @@ class EngineBridge:
         self._workers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in WORKER_KINDS}
         self._worker_locks = {kind: threading.Lock() for kind in WORKER_KINDS}
         runner.engine.on_progress = self._report_progress
+        self.losses = LossReports(self.log, runner.model.piece)
+        runner.engine.scheduler.admission.on_prefix_loss = self.losses.add
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
         self._thread.start()
 
@@ -163,17 +170,19 @@ class EngineBridge:
         """Submit requests that `runner.check_request` has accepted, and return their answers. Each
         request gets `samples` answers.
 
-        Raises ServerBusy if the queue is full, and ServerStopping. Background requests find the
-        queue never full.
+        Raises ServerBusy if the queue is full for the client of the requests, and ServerStopping.
+        Background requests find the queue never full.
         """
         if self.is_stopping:
             self.metrics.record_rejection("stopping")
             raise self._error or ServerStopping()
         pending = PendingAnswers(self, requests, samples)
         with self._lock:
-            n_open = max(0, self._open - self.n_background)
-            is_full = n_open and n_open + pending.n_answers > self.parallel + self.max_waiting
-            if is_full and not requests[0].is_background:
+            first = requests[0]
+            if not (
+                first.is_background or self._shares.take_places(first.client, pending.n_answers)
+            ):
+                n_open = self._shares.n_open
                 self.metrics.record_rejection("busy")
                 raise ServerBusy(n_open, self._retry_after(n_open))
             self._open += pending.n_answers
@@ -257,6 +266,7 @@ class EngineBridge:
         self._thread.join()
         for worker in self._workers.values():
             worker.shutdown()
+        self.log.close()
         if self._error is not None:
             raise self._error
 
@@ -328,9 +338,10 @@ class EngineBridge:
                 del self._readers[event.sequence]
                 # the reader has left since the functions in the queue ran
                 if answer.finish == "cancelled" and pending.is_closed:
-                    self._count(-1)
+                    self._count_ended(pending, 1)
                     self.metrics.record_cancelled(1)
                     continue
+                self._count_ended(pending, 1)
                 self._record_time(answer)
                 if answer.error is not None:
                     log_bug(answer.error)
@@ -350,7 +361,7 @@ class EngineBridge:
         `submitted`: `time.perf_counter()` of the client's request.
         """
         if pending.is_closed or self._ended or self._error:
-            self._count(-pending.n_answers)
+            self._count_ended(pending, pending.n_answers)
             if pending.is_closed:
                 self.metrics.record_cancelled(pending.n_answers)
             else:
@@ -369,7 +380,7 @@ class EngineBridge:
                     pending.sequences.append(sequence)
         except Exception as error:  # noqa: BLE001 (the reader receives it)
             self._drop(pending)
-            self._count(-sum(1 for _ in numbers))
+            self._count_ended(pending, sum(1 for _ in numbers))
             call_on_loop(pending.loop, partial(pending.fail, error))
 
     def _drop(self, pending: PendingAnswers) -> None:
@@ -379,7 +390,7 @@ class EngineBridge:
         ]:
             self.runner.engine.abort(sequence)
             del self._readers[sequence]
-            self._count(-1)
+            self._count_ended(pending, 1)
             self.metrics.record_cancelled(1)
 
     def _cancel_all(self) -> None:
@@ -392,18 +403,22 @@ class EngineBridge:
         for pending in {id(reader): reader for reader, _ in self._readers.values()}.values():
             self._batcher.drop(pending)
             call_on_loop(pending.loop, partial(pending.fail, error))
-        self._count(-len(self._readers))
+        for pending, _ in self._readers.values():
+            self._count_ended(pending, 1)
         self._readers.clear()
 
     def _record_time(self, answer: Answer) -> None:
         """Update the smoothed duration of an answer, which estimates Retry-After."""
-        self._count(-1)
         spent = (sum(token.ms for token in answer.tokens) - answer.queue_ms) / 1e3
         self._answer_seconds += (max(0.0, spent) - self._answer_seconds) / 8
 
-    def _count(self, change: int) -> None:
+    def _count_ended(self, pending: PendingAnswers, count: int) -> None:
+        """Count `count` answers of a reader as finished."""
+        first = pending.requests[0]
         with self._lock:
-            self._open += change
+            self._open -= count
+            if count and not first.is_background:
+                self._shares.return_places(first.client, count)
 
     def _retry_after(self, n_open: int) -> int:
         """Return the estimated number of seconds until all waiting answers have started. `n_open`:

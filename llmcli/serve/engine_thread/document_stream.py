@@ -4,10 +4,10 @@ WebSocket and gRPC.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 from llmcli.api.forms.base import ApiForm, Document
 from llmcli.serve.engine_thread.bridge import EngineBridge
+from llmcli.serve.engine_thread.client_requests import client_requests
 
 
 async def stream_documents(
@@ -19,7 +19,7 @@ async def stream_documents(
     `form`: the parsed body of the call. `client`: the client's id, for fair scheduling. Closing the
     generator cancels the answers.
     """
-    requests = [replace(request, client=client) for request in form.requests]
+    requests = client_requests(form, client, form.settings)
     async with aclosing(bridge.answer(*requests, samples=form.n_samples)) as pending:
         async for event in pending:
             if form.is_stream:

@@ -162,7 +162,7 @@ class GrpcService:
         self, name: str, function: Callable[..., Awaitable[Any]], _: object, context: Any
     ) -> Any:
         """Handle a call of a method that returns one message. `function`: takes the decoded request
-        and returns the response.
+        and returns the response. That of Embed also takes the id of the client.
         """
         try:
             if name == "Health":  # a Health request has no fields and needs no key
@@ -170,7 +170,8 @@ class GrpcService:
             self._require_key(context)
             raw, reservation = await self._read_request(context)
             with reservation:
-                return await function(self._decode(name, raw))
+                client = (self._client(context),) if name == "Embed" else ()
+                return await function(self._decode(name, raw), *client)
         except Exception as error:  # noqa: BLE001 (the client receives it)
             log_bug(error)
             await _refuse(context, error)
@@ -309,7 +310,7 @@ class GrpcService:
         )
         return self._message_classes["TokenizeResponse"](tokens=ids)
 
-    async def _embed(self, request: Any) -> Any:
+    async def _embed(self, request: Any, client: str) -> Any:
         body: dict[str, Any] = {
             "input": list(request.texts) or [list(item.tokens) for item in request.ids]
         }
@@ -317,7 +318,7 @@ class GrpcService:
             body["model"] = request.model
         if request.HasField("dimensions"):
             body["dimensions"] = request.dimensions
-        document = await answer_embeddings(self._service, body)
+        document = await answer_embeddings(self._service, body, client)
         vectors = [
             self._message_classes["Vector"](values=item["embedding"]) for item in document["data"]
         ]

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -37,6 +37,7 @@ from llmcli.api.stream_resume import (
 )
 from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
 from llmcli.serve.engine_thread.bug_log import log_bug
+from llmcli.serve.engine_thread.client_requests import client_requests
 from llmcli.serve.http import api_keys
 from llmcli.serve.http.service import Service
 from llmcli.strict_json import parse_strict_json
@@ -138,6 +139,7 @@ async def build_form(
     form: ApiForm = await bridge.run_in_worker(
         FORMS[path], document, bridge.runner, settings, is_short=is_short
     )
+    bridge.log.tell_once(*form.log_notes)
     if form.constraint:
         await bridge.run_in_worker(form.compile_constraint, kind="grammars")
     return form
@@ -152,7 +154,7 @@ async def respond(service: Service, request: Request, form: ApiForm) -> Response
     position = read_position(request.scope) if form.is_stream else None
     if position:
         form.resume(position)
-    requests = [replace(form_request, client=client) for form_request in form.requests]
+    requests = client_requests(form, client, service.settings)
     pending = service.bridge.answer(*requests, samples=form.n_samples)
     if form.is_stream:
         return EventStreamResponse(pending, form, position)

@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from llmcli.api.conversation.billing_header import cacheable_system
+
 T = TypeVar("T")
 PREFIX_CHARACTERS = 1024  # length of the beginning of a prompt that is hashed
 
@@ -45,7 +47,7 @@ def _beginning(document: Mapping[str, Any]) -> str:
     """
     messages = document.get("messages") or document.get("input")
     # Anthropic's and ollama's requests have the system text in `system`.
-    if system := document.get("instructions") or document.get("system"):
+    if system := document.get("instructions") or cacheable_system(document.get("system")):
         return _text(system)
     if isinstance(messages, list) and messages and isinstance(messages[0], dict):
         return _text(messages[0].get("content"))

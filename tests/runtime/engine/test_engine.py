@@ -6,6 +6,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.engine import SINGLE_CONVERSATION, Engine
 from llmcli.runtime.engine.schedule import QueueFull, Schedule
+from llmcli.runtime.engine.waiting_queue import FAIR_PASSES
 from llmcli.runtime.requests.request import BACKGROUND_PRIORITY, Answer, Request, percentile
 from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.fakes import EOS, FakeContext, FakeModel
@@ -24,6 +25,10 @@ def finish(engine: Engine, *ids: int) -> list[Answer]:
             return [engine.pop_answer(number) for number in ids]
         engine.step()
     raise AssertionError("the answers do not end")
+
+
+def alphabet(tokens: list[int]) -> int:
+    return 97 + len(tokens) % 26
 
 
 def request(text: str, **more) -> Request:
@@ -84,6 +89,58 @@ def test_a_request_does_not_wait_for_all_earlier_requests_of_another_client(
         step()
     assert len(ended) - before <= 8, "four that ran, this one, and three admitted with it"
     assert many.issuperset(ended[:-1])
+
+
+def test_a_client_s_first_answer_does_not_wait_for_the_samples_of_another_client() -> None:
+    """Without preemption, it would wait until one of the long answers ends."""
+    context = FakeContext(n_ctx=4096, n_seq_max=4, reply=alphabet)
+    engine = make_engine(context, Schedule(max_running=4, host_bytes=1 << 20))
+    samples = engine.submit_samples(
+        request("many", client="much", ignore_eos=True, max_tokens=400), 8
+    )
+    for _ in range(20):
+        engine.step()
+    late = engine.submit(request("new", client="little", ignore_eos=True, max_tokens=20))
+    ended: list[int] = []
+    for _ in range(FAIR_PASSES + 30):
+        ended += [event.sequence for event in engine.step() if event.finish]
+    assert ended == [late]
+    engine.check()
+    assert engine.scheduler.n_preemptions == 1
+    alone = make_engine(FakeContext(n_ctx=4096, n_seq_max=4, reply=alphabet))
+    (expected,) = finish(
+        alone, alone.submit(request("many", client="much", ignore_eos=True, max_tokens=400))
+    )
+    assert {answer.text for answer in finish(engine, *samples)} == {expected.text}
+
+
+def test_clients_with_one_answer_each_are_not_preempted_for_others() -> None:
+    engine = make_engine(
+        FakeContext(n_ctx=4096, n_seq_max=2, reply=alphabet), Schedule(max_running=2)
+    )
+    ids = [
+        engine.submit(request(client, client=client, ignore_eos=True, max_tokens=300))
+        for client in "abc"
+    ]
+    finish(engine, *ids)
+    assert engine.scheduler.n_preemptions == 0
+
+
+def test_when_the_pool_is_full_a_client_with_one_answer_keeps_it() -> None:
+    context = FakeContext(n_ctx=256, n_seq_max=4, reply=alphabet)
+    engine = make_engine(context)
+    many = [
+        engine.submit(request(f"{n}", client="much", ignore_eos=True, max_tokens=120))
+        for n in range(3)
+    ]
+    one = engine.submit(request("one", client="little", ignore_eos=True, max_tokens=120))
+    preempted: set[int] = set()
+    ended: list[int] = []
+    while engine.is_busy:
+        ended += [event.sequence for event in engine.step() if event.finish]
+        preempted |= {sequence.id for sequence in engine.scheduler.waiting}
+    assert preempted and one not in preempted
+    assert sorted(ended) == sorted([*many, one])
 
 
 def test_a_request_of_low_priority_waits_long_but_not_forever() -> None:

@@ -144,6 +144,20 @@ def test_a_full_queue_is_reported_with_retry_after() -> None:
     run(scenario, waiting=1)
 
 
+def test_a_request_of_many_answers_locks_no_other_client_out() -> None:
+    async def scenario(bridge: EngineBridge) -> None:
+        many = bridge.answer(request(client="much", max_tokens=200, ignore_eos=True), samples=128)
+        with pytest.raises(ServerBusy):
+            bridge.answer(request(client="much"))
+        others = [request(client=client, max_tokens=5, ignore_eos=True) for client in "abc"]
+        texts = await asyncio.gather(*(answer_texts(bridge, other) for other in others))
+        assert [len(text) for (text,) in texts] == [5, 5, 5]
+        assert bridge.n_open > 100, "the others did not wait for the answers of the first client"
+        await many.aclose()
+
+    run(scenario, waiting=16)
+
+
 def test_retry_after_does_not_count_the_waiting_time_of_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

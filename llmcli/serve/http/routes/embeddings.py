@@ -15,6 +15,7 @@ from llmcli.api.embeddings import (
     encode_texts,
     refuse_token_vectors,
 )
+from llmcli.serve.http.api_keys import connected_client
 from llmcli.serve.http.exchange import (
     cancel_on_disconnect,
     large_json_response,
@@ -30,13 +31,17 @@ async def embeddings(service: Service, request: Request) -> Response:
     computation stops after the current batch.
     """
     document = await read_body(request, service.settings.max_body)
-    answer = answer_embeddings(service, document, request.url.path)
+    client = connected_client(request, service.settings.keys)
+    answer = answer_embeddings(service, document, client, request.url.path)
     return await large_json_response(await cancel_on_disconnect(request.receive, answer))
 
 
-async def answer_embeddings(service: Service, document: Mapping[str, Any], path: str = PATH) -> Any:
-    """Return the response as JSON. `document`: the request's JSON object. `path`: the path, which
-    decides the format. Raises ApiError, ServerBusy or ServerStopping.
+async def answer_embeddings(
+    service: Service, document: Mapping[str, Any], client: str, path: str = PATH
+) -> Any:
+    """Return the response as JSON. `document`: the request's JSON object. `client`: the id of the
+    client. `path`: the path, which decides the format. Raises ApiError, ServerBusy or
+    ServerStopping.
     """
     request = EmbeddingsRequest(document, service.settings)
     embedder = await service.embedding_queue.embedder()
@@ -46,7 +51,7 @@ async def answer_embeddings(service: Service, document: Mapping[str, Any], path:
     ids = await service.bridge.run_in_worker(
         encode_texts, request.texts, embedder, request.shortening, kind="texts"
     )
-    vectors = await service.embedding_queue.embed(ids, request.norm)
+    vectors = await service.embedding_queue.embed(ids, client, request.norm)
     if path == LIST_PATH or embedder.gives_token_vectors:
         return request.build_list(vectors, length)
     return request.build_document(ids, vectors, length)

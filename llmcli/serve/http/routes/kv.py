@@ -1,5 +1,6 @@
-"""`/v1/kv`: the state of the KV cache: bytes, cells, sequences and their common prefixes. The
-response contains no text of requests.
+"""`/v1/kv`: the state of the KV cache: bytes, cells, sequences and their common prefixes, and why
+prompts were not found in it. The response contains no text of requests, except the two tokens with
+which a prompt of the same client leaves an earlier one.
 """
 
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from llmcli.runtime.kv_cache.usage import PrefixNode, measure_cache_usage
 from llmcli.runtime.runner import Runner
+from llmcli.serve.http.api_keys import connected_client
 from llmcli.serve.http.exchange import json_response
 from llmcli.serve.http.service import Route, Service
 
@@ -23,7 +25,10 @@ async def show_cache(service: Service, request: Request) -> Response:
     if check:
         await bridge.run_on_engine_thread(bridge.runner.engine.check, is_vital=True)
     report = await bridge.run_on_engine_thread(lambda: build_cache_report(bridge.runner))
-    return json_response({**report, "checked": check})
+    client = connected_client(request, service.settings.keys)
+    is_private = not bridge.runner.engine.schedule.share_prefixes
+    losses = await bridge.losses.documents(client, is_private)
+    return json_response({**report, "losses": losses, "checked": check})
 
 
 def build_cache_report(runner: Runner) -> dict[str, Any]:

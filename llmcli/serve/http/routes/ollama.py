@@ -16,6 +16,7 @@ from llmcli.api.bodies.base import RequestBody, honored, ignored
 from llmcli.api.errors import ApiError
 from llmcli.api.forms.ollama import find_listed_name
 from llmcli.api.request_settings import context_tokens
+from llmcli.serve.http.api_keys import connected_client
 from llmcli.serve.http.exchange import (
     cancel_on_disconnect,
     json_response,
@@ -166,8 +167,9 @@ async def embed(service: Service, request: Request) -> Response:
         )
     document: dict[str, Any] = {"input": texts, "dimensions": body.dimensions}
     document |= {"truncate_prompt_tokens": -1} if body.truncate else {}
+    client = connected_client(request, service.settings.keys)
     answer: Any = (
-        await cancel_on_disconnect(request.receive, answer_embeddings(service, document))
+        await cancel_on_disconnect(request.receive, answer_embeddings(service, document, client))
         if texts != []
         else {"data": [], "usage": {"prompt_tokens": 0}}
     )

@@ -26,6 +26,7 @@ from llmcli.api.bodies.checks import read_body as check_body
 from llmcli.api.embeddings import MAX_TOKENS
 from llmcli.api.errors import ApiError, context_length_error
 from llmcli.runtime.scoring.embedder import Embedder
+from llmcli.serve.http.api_keys import connected_client
 from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
@@ -75,14 +76,15 @@ async def rerank(service: Service, request: Request) -> Response:
     batch.
     """
     document = await read_body(request, service.settings.max_body)
+    client = connected_client(request, service.settings.keys)
     return json_response(
-        await cancel_on_disconnect(request.receive, answer_rerank(service, document))
+        await cancel_on_disconnect(request.receive, answer_rerank(service, document, client))
     )
 
 
-async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
-    """Return the response as JSON. `document`: the request's JSON object. Raises ApiError,
-    ServerBusy or ServerStopping.
+async def answer_rerank(service: Service, document: Mapping[str, Any], client: str) -> Any:
+    """Return the response as JSON. `document`: the request's JSON object. `client`: the id of the
+    client. Raises ApiError, ServerBusy or ServerStopping.
     """
     notes: list[str] = []
     body = check_body(RerankBody, document, notes, PATH)
@@ -103,7 +105,7 @@ async def answer_rerank(service: Service, document: Mapping[str, Any]) -> Any:
             400,
         )
     ids = await service.bridge.run_in_worker(encode_pairs, embedder, query, texts, kind="texts")
-    scores = [float(vector[0]) for vector in await service.embedding_queue.embed(ids)]
+    scores = [float(vector[0]) for vector in await service.embedding_queue.embed(ids, client)]
     order = sorted(range(len(texts)), key=lambda number: -scores[number])[:n_results]
     if has_texts:
         return [

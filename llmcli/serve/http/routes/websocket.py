@@ -203,7 +203,7 @@ async def answer_documents(
     response. The answer is computed by the model in this process.
     """
     if path == EMBEDDINGS_PATH:
-        yield await answer_embeddings(service, body)
+        yield await answer_embeddings(service, body, client)
         return
     form = await build_form(service.bridge, path, body, service.settings)
     async with aclosing(stream_documents(service.bridge, form, client)) as documents:

@@ -16,6 +16,7 @@ from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.scoring.embedder import PASS_TOKENS, normalize
 from llmcli.serve.engine_thread import embedding_queue
+from llmcli.serve.engine_thread.client_shares import ClientShares
 from llmcli.serve.engine_thread.engine_watch import EngineWatch
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.server import Served, serving
@@ -237,7 +238,7 @@ def test_the_watchdog_knows_the_rows_of_a_pass(
 def test_too_many_embedding_requests_are_refused(
     bert_server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding_queue, "MAX_WAITING", 0)
+    monkeypatch.setattr(ClientShares, "take_places", lambda *_: False)
     answer = httpx.post(f"{bert_server.v1}/embeddings", json={"input": "hello"})
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
 
