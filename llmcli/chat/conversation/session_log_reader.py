@@ -166,6 +166,8 @@ def _store_settings(stored: StoredConversation, record: Mapping[str, Any]) -> No
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
         stored.model = model["name"]
+        server = model.get("server")
+        stored.server = server if isinstance(server, str) else ""
     settings, system, predict, on_full = (
         record.get(key) for key in ("settings", "system", "predict", "on_full")
     )
