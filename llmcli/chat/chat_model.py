@@ -1,5 +1,5 @@
 """What a chat needs of the model that answers it. A model is in this process (local_model.py) or
-behind a server (server/server_model.py).
+behind a server (server/remote_model.py).
 """
 
 from abc import ABC, abstractmethod

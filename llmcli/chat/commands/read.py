@@ -75,21 +75,21 @@ def _read_text(path: Path, chat: ChatSession) -> str:
     )
     if len(raw) > max_bytes:
         raise UserError(
-            _describe_excess(path, raw[:max_bytes], chat),
+            _describe_excess(path, raw, max_bytes, chat),
             hint="use a part of it: head -c 20000 FILE > part.txt",
         )
     return decode_text(raw, str(path), path=path)
 
 
-def _describe_excess(path: Path, start: bytes, chat: ChatSession) -> str:
-    """Return the message about a file that is too long. `start`: its first bytes, already too
-    many.
+def _describe_excess(path: Path, raw: bytes, max_bytes: int, chat: ChatSession) -> str:
+    """Return the message about a file that is too long. `raw`: what was read of it, which is more
+    than `max_bytes`.
     """
     if not chat.model.has_tokenizer:
-        return f"{path} has more than {len(start):,} bytes, which are sent at most"
-    count = chat.model.count_text(start.decode("utf-8", "replace"))
+        return f"{path} has more than the {max_bytes:,} bytes that can be sent"
+    count = chat.model.count_text(raw.decode("utf-8", "replace"))
     return (
-        f"the first {len(start):,} bytes of {path} alone are {count} tokens, "
+        f"the first {max_bytes:,} bytes of {path} alone are {count} tokens, "
         f"but the context holds {chat.model.n_ctx}"
     )
 

@@ -69,7 +69,7 @@ def open_server_chat(
     from llmcli.chat.chat_session import ChatSession
     from llmcli.chat.conversation.conversation import Conversation
     from llmcli.chat.display.display_settings import HIDE, SHOW, DisplaySettings
-    from llmcli.chat.server.server_model import ServerModel
+    from llmcli.chat.server.remote_model import RemoteModel
     from llmcli.chat.settings import find_setting
     from llmcli.http_client.api_address import parse_base_url
     from llmcli.http_client.background_client import open_background_client
@@ -78,7 +78,7 @@ def open_server_chat(
     base_url = parse_base_url(options.url, EXAMPLE)
     _check_offline(base_url, config)
     with open_background_client(_connection(options, base_url, config)) as client:
-        model = ServerModel(client, base_url)
+        model = RemoteModel(client, base_url)
         with ui.status(f"asking {base_url} for its models …"):
             name = model.choose(name, earlier_model)
         if not model.is_listed(name):

@@ -51,7 +51,7 @@ class ServedModel:
     n_ctx: int | None = None
 
 
-class ServerModel(ChatModel):
+class RemoteModel(ChatModel):
     """A model behind the server at `base_url`, which all requests reach through `client`."""
 
     has_tokenizer = False
