@@ -80,7 +80,8 @@ def _apply_answer(
     tree.move_to(_parent(tree, numbers, record))
     timing = record.get("timing")
     n_tokens = timing.get("generated_tokens") if isinstance(timing, dict) else 0
-    cut, tokens = record.get("finish") == "cancelled", n_tokens if isinstance(n_tokens, int) else 0
+    cut = record.get("finish") in ("cancelled", "failed")
+    tokens = n_tokens if isinstance(n_tokens, int) else 0
     number = tree.add_turn(question, answer, is_stopped=cut, n_tokens=tokens)
     if isinstance(node := record.get("node"), int):
         numbers[node] = number

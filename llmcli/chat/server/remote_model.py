@@ -95,7 +95,7 @@ class RemoteModel(ChatModel):
         near = get_close_matches(name, names, 3)
         names = [*near, *(one for one in names if one not in near)]
         more = f" and {len(names) - MAX_LISTED_MODELS} more" * (len(names) > MAX_LISTED_MODELS)
-        return ", ".join(names[:MAX_LISTED_MODELS]) + more
+        return ", ".join(one[:MAX_NAME_CHARS] for one in names[:MAX_LISTED_MODELS]) + more
 
     def explain(self, error: RequestError) -> UserError:
         """Return the error for the user of a failed request."""
@@ -148,7 +148,8 @@ class RemoteModel(ChatModel):
         ]
 
     def list_names(self, chat: ChatState) -> Iterable[str]:
-        return [one.name for one in self._models if len(one.name) <= MAX_NAME_CHARS]
+        names = [one.name for one in self._models]
+        return [name for name in names if len(name) <= MAX_NAME_CHARS and name.isprintable()]
 
     def switch(self, chat: ChatState, ref: str) -> None:
         try:

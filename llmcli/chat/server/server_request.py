@@ -62,7 +62,9 @@ def build_request(
             chat.warn_once(f"{name} is set, but not sent: {obstacle}")
         else:
             document[kind.field_names[name]] = _field_value(name, value)
-    if reasoning is not None:
+    if reasoning is not None and not kind.reasoning:  # /model has changed the kind of server
+        chat.warn_once(f"reasoning is set, but not sent: {kind.name} has no field for it")
+    elif reasoning is not None:
         document |= kind.reasoning[reasoning]
     if conversation.constraint:
         document |= build_constraint(kind, conversation.constraint)

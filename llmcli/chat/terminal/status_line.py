@@ -41,7 +41,8 @@ def status_parts(chat: ChatSession) -> list[StatusPart]:
     ]
     if chat.last_answer and chat.last_answer.tokens_per_second:
         parts.append(StatusPart(1, f"{chat.last_answer.tokens_per_second:.1f} tok/s"))
-    return [*parts, StatusPart(4, _describe_sampling(chat))]
+    sampling = _describe_sampling(chat)
+    return [*parts, StatusPart(4, sampling)] if sampling else parts
 
 
 def fit_parts(parts: Sequence[StatusPart], width: int, measure: Callable[[str], int] = len) -> str:

@@ -103,7 +103,7 @@ def test_the_status_line_shows_what_a_server_tells(
     server = scripted(streamed("Yes", END, counted(90, 10)))
     server.models = plain({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 200}]})
     chat = make_chat(server)
-    assert [part.text for part in status_line.status_parts(chat)] == ["m", ""]
+    assert [part.text for part in status_line.status_parts(chat)] == ["m"]
     chat.ask("a?", StreamWriter(silent=True))
     texts = [part.text for part in status_line.status_parts(chat)]
     assert "100/200 tokens" in texts
