@@ -5,7 +5,7 @@ set. No other module reads or changes os.environ.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TRUE_WORDS = {"1", "true", "yes", "on"}  # values of a variable that turn a switch on
@@ -34,6 +34,8 @@ class Config:
     # Folder of llama.cpp's sources whose converter is used (LLMCLI_CONVERTER); None: the released
     # version that llmcli downloads.
     converter: Path | None = None
+    # The key for the server of `chat --server` (LLMCLI_API_KEY).
+    server_key: str | None = field(default=None, repr=False)
 
     @property
     def user_catalog(self) -> Path:
@@ -79,6 +81,7 @@ def load_config(environ: Mapping[str, str] | None = None) -> Config:
         converter=Path(env["LLMCLI_CONVERTER"]).expanduser().absolute()
         if env.get("LLMCLI_CONVERTER")
         else None,
+        server_key=env.get("LLMCLI_API_KEY") or None,
     )
 
 

@@ -50,6 +50,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LLMCLI_TRUST", "1")
     for name in (
         "HF_HUB_OFFLINE",
+        "LLMCLI_API_KEY",
         "HF_TOKEN",
         "HF_ENDPOINT",
         "HF_HUB_CACHE",

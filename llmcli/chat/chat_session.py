@@ -5,42 +5,32 @@ The commands `chat` and `run` and all REPL commands use it. It reads no input (i
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from llmcli.chat import constraint_report, context_overflow
+from llmcli.chat import context_overflow
+from llmcli.chat.chat_model import ChatModel, ChatReply, ModelChoices
 from llmcli.chat.conversation import turn_records
-from llmcli.chat.conversation.answer import NO_ANSWER_TEXT, AnswerText, split_answer
+from llmcli.chat.conversation.answer import (
+    NO_ANSWER_TEXT,
+    AnswerText,
+    split_answer,
+    without_thinking,
+)
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.conversation.session_log import NoSessionLog
 from llmcli.chat.conversation.totals import SessionTotals
-from llmcli.chat.display import answer_report
 from llmcli.chat.display.answer_formatter import open_formatter
 from llmcli.chat.display.display_settings import DisplaySettings
 from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.model_loader.opened_model import OpenedModel
-from llmcli.runtime.requests.request import Answer, Request
+from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.text.reasoning import ThinkingTags, split_thinking
+from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Event, Message
 from llmcli.ui import UI
-
-
-class ModelChoices(Protocol):
-    """Opens another model for the command /model. Implemented by the `chat` command."""
-
-    def list_names(self) -> Iterable[str]:
-        """Return the model names that Tab offers: catalog names and local models."""
-        ...
-
-    def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
-        """Open the model `ref` with enough sequences for `beams` beams, call `use` with it, then
-        close the previous model. If opening or `use` raises, the previous model stays open.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +52,7 @@ class MeasuredSpeed:
 class ChatSession:
     """A conversation, the model that answers it, and the state that REPL commands read and change.
 
-    - `name`, `runner`: the model's name, and the open model.
+    - `name`, `model`: the model's name, and the model that answers.
     - `stop_texts`: texts that end an answer.
     - `ignore_eos`: continue after the model's end token.
     - `endless`: continue if an answer only repeats itself.
@@ -85,7 +75,7 @@ class ChatSession:
     """
 
     name: str
-    runner: Runner
+    model: ChatModel
     conversation: Conversation
     config: Config
     ui: UI
@@ -112,6 +102,11 @@ class ChatSession:
     next_draft: str = ""
     _warned: set[str] = field(default_factory=set)
 
+    @property
+    def runner(self) -> Runner:
+        """The model in this process. Raises UserError if the model is on a server."""
+        return self.model.require_runner()
+
     def ask(self, text: str, writer: StreamWriter) -> Answer:
         """Send the message `text`, pass the answer to `writer` as it is generated, and add both to
         the conversation as a new turn.
@@ -121,7 +116,7 @@ class ChatSession:
         """
         conversation, dropped = self.conversation, set(self.conversation.tree.dropped)
         try:
-            reply = self.runner.reply(self._request(text))
+            reply = self._start_reply(text)
         except BaseException:
             conversation.tree.dropped = dropped
             raise
@@ -152,7 +147,7 @@ class ChatSession:
         context_overflow.record_dropped_turns(self, answer.overflow_stats)
         document = self.build_document(answer, answer_text)
         if answer.tokens or answer.finish != "cancelled":
-            conversation.add_turn(text, answer_text.full, answer.finish, len(answer.tokens))
+            conversation.add_turn(text, answer_text.full, answer.finish, answer.n_generated)
             self.pending_message = None
             document |= {
                 "node": conversation.tree.current_turn,
@@ -160,6 +155,13 @@ class ChatSession:
             }
         self.log.record_answer(document, conversation)
         return answer
+
+    def _start_reply(self, text: str, count: int = 1) -> ChatReply:
+        """Start `count` answers to the message `text`, and set `pending_message` and `opened_tags`.
+        Raises UserError if the message cannot be sent.
+        """
+        self.pending_message = text
+        return self.model.start_reply(self, text, count)
 
     def with_attachments(self, text: str) -> str:
         """Return the attached files' texts followed by `text`, and clear the attachments."""
@@ -172,7 +174,7 @@ class ChatSession:
         conversation. When all are complete, write each of them under a heading. The first one
         becomes `last_answer`.
         """
-        reply = self.runner.reply(self._request(text), count)
+        reply = self._start_reply(text, count)
         for _ in reply:
             pass
         self._set_last_answer(reply.answers[0])
@@ -182,39 +184,6 @@ class ChatSession:
             writer.write_event(Event(0, None, answer.text))
             writer.close()
         return reply.answers
-
-    def _request(self, text: str) -> Request:
-        """Return the request to the engine for the message `text`, according to the settings of the
-        conversation. Also set `pending_message` and `opened_tags`. Raises UserError if the message
-        does not fit into the context.
-        """
-        start = time.perf_counter()
-        self.pending_message = text
-        prompt, conversation = context_overflow.fit_prompt(self, text), self.conversation
-        self.opened_tags = self.runner.opened_tags(prompt.tokens)
-        grammar = self.runner.grammars(conversation.constraint) if conversation.constraint else None
-        strategy = (
-            "beam" if conversation.search.beams > 1 else self.runner.default_strategy(grammar)
-        )
-        return Request(
-            prompt.tokens,
-            conversation.sampling,
-            conversation.predict,
-            self.stop_texts,
-            self.ignore_eos,
-            self.logprobs or self.display.probs > 0,
-            start,
-            strategy,
-            conversation.search,
-            allow_repetition=self.endless,
-            top_logprobs=self.display.probs,
-            turn=len(conversation.tree.turns) + 1,
-            earlier_turns=frozenset(conversation.tree.current_path()),
-            grammar=grammar,
-            grammar_after=self.opened_tags.closing if self.opened_tags else "",
-            overflow=prompt.overflow,
-            can_move_cells=prompt.can_move_cells,
-        )
 
     def open_writer(self, silent: bool = False) -> StreamWriter:
         """Return a writer that formats an answer according to the display settings. `silent`: the
@@ -237,7 +206,7 @@ class ChatSession:
         """
         split_text = {"thinking": text.thinking, "content": text.content} if text.thinking else {}
         return {
-            **answer_report.build_document(self.runner, self.name, self.file_bytes, answer),
+            **self.model.build_document(self, answer),
             **split_text,
             **self.constraint_json(answer),
         }
@@ -246,17 +215,13 @@ class ChatSession:
         """Return whether an answer to the last prompt is complete according to the grammar or
         schema, for example a closed JSON document. True without a constraint.
         """
-        return constraint_report.is_complete(
-            self.runner, self.conversation.constraint, self.opened_tags, answer
-        )
+        return self.model.is_complete(self.conversation.constraint, self.opened_tags, answer)
 
     def constraint_json(self, answer: Answer) -> dict[str, Any]:
         """Return the fields about the grammar or schema for an answer's JSON document. Empty
         without a constraint.
         """
-        return constraint_report.constraint_json(
-            self.runner, self.conversation.constraint, self.opened_tags, answer
-        )
+        return self.model.constraint_json(self.conversation.constraint, self.opened_tags, answer)
 
     def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
         """Return the tokens of a prompt for the message `text` after the conversation. `skip`:
@@ -360,7 +325,7 @@ class ChatSession:
         first message, and a warning is printed.
         """
         assert self.runner.template is not None
-        messages = [_without_thinking(message) for message in messages]
+        messages = [without_thinking(message) for message in messages]
         system = self.conversation.system
         if not system:
             return messages
@@ -393,11 +358,3 @@ class ChatSession:
             question + answer
             for question, answer in zip(contents[::2], contents[1::2], strict=True)
         ]
-
-
-def _without_thinking(message: Message) -> Message:
-    """Return a message of the assistant without its thinking, and any other message unchanged."""
-    if message.role != "assistant":
-        return message
-    thought, content = split_thinking(message.content)
-    return Message("assistant", content) if thought else message

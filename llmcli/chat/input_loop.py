@@ -57,6 +57,7 @@ def run_pipe(chat: ChatSession, source: BinaryIO) -> bool:
             continue
         if reply and reply.finish == "cancelled":
             raise KeyboardInterrupt
+        succeeded = succeeded and not (reply and reply.error)
         if chat.should_exit:
             break
     return succeeded

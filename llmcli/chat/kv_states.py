@@ -8,11 +8,11 @@ is told why.
 from pathlib import Path
 
 from llmcli.atomic_files import write_atomically
-from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.chat_model import ChatState
 from llmcli.runtime import kv_state_file
 
 
-def save_state(chat: ChatSession, path: Path) -> str:
+def save_state(chat: ChatState, path: Path) -> str:
     """Write the conversation's KV state to `path`. Return a text for the user that says what was
     saved, or why nothing was. If nothing can be saved, an older file at `path` is removed, because
     it does not fit the conversation any more.
@@ -41,7 +41,7 @@ def save_state(chat: ChatSession, path: Path) -> str:
     return f"with the KV state of {len(saved_state.tokens)} tokens"
 
 
-def restore_state(chat: ChatSession, path: Path) -> str:
+def restore_state(chat: ChatState, path: Path) -> str:
     """Restore the KV cache of the conversation, which must be loaded already, from the file `path`.
     Return a text for the user: how many tokens are in the cache, or why the file was not used.
     Empty if the conversation has no tokens.

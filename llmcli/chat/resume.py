@@ -4,7 +4,6 @@
 
 from collections.abc import Callable
 
-from llmcli.chat import kv_states
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.conversation.history import HistoryItem
@@ -42,7 +41,7 @@ def load_conversation(
         chat.ui.warn(f"skipped {lines} of {item.path}")
     if stored.model and stored.model != chat.name:
         chat.ui.warn(f"that chat used {stored.model}; {chat.name} continues it")
-    state_note = kv_states.restore_state(chat, item.state_path)
+    state_note = chat.model.restore_state(chat, item.state_path)
     turns = format_count(len(chat.conversation.tree.current_path()), "turn")
     chat.ui.text(f"loaded {item.name}: {', '.join(filter(None, (turns, state_note)))}")
     if stored.pending_message:
@@ -55,7 +54,7 @@ def _check_constraint(chat: ChatSession) -> None:
     """Remove the loaded grammar or schema, with a warning, if it cannot be used with this model."""
     if constraint := chat.conversation.constraint:
         try:
-            chat.runner.grammars(constraint)
+            chat.model.check_constraint(constraint)
         except UserError as error:
             chat.conversation.constraint = None
             chat.ui.warn(f"the answer format of that chat is not used: {error}")

@@ -189,6 +189,8 @@ async def _check_status(response: "aiohttp.ClientResponse") -> None:
         return
     body = await _read_body(response)
     text = body[:MAX_ERROR_BYTES].decode("utf-8", "replace")
+    if response.status in range(300, 400) and (location := response.headers.get("Location")):
+        text = f"it redirects to {location[:MAX_ERROR_BYTES]}"
     with suppress(BadStreamError):
         text = read_error_message(parse_event(body)) or text
     raise StatusError(response.status, text)

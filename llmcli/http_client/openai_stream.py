@@ -49,6 +49,15 @@ def count_tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
     return (len(ids) if isinstance(ids, list) else 1), finish
 
 
+def read_model_entries(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of a list of models (`GET /v1/models`) whose `id` is a text."""
+    data = document.get("data")
+    entries = data if isinstance(data, list) else []
+    return [
+        entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    ]
+
+
 def read_usage(body: dict[str, Any]) -> TokenUsage | None:
     """Return the token counts in the `usage` field of a response or of a stream's last chunk, or
     None without that field.

@@ -41,13 +41,14 @@ from pathlib import Path
 
 from llmcli.bench.load import session
 from llmcli.bench.load.ab_comparison import ServerComparison, compare_runs
-from llmcli.bench.load.client import LoadTarget, parse_base_url
+from llmcli.bench.load.client import LoadTarget
 from llmcli.bench.load.generator import Load, LoadLength, LoadRun
 from llmcli.bench.load.local_server import stop_process
 from llmcli.bench.load.mixes import RequestLengths
 from llmcli.bench.load.session import PromptShape, ServerSession
 from llmcli.errors import UserError
 from llmcli.hardware import host
+from llmcli.http_client.api_address import parse_base_url
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PATIENCE = 180.0  # seconds for a request

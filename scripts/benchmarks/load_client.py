@@ -33,11 +33,12 @@ from itertools import repeat
 from multiprocessing.synchronize import Event
 
 from llmcli.bench.load import level_search
-from llmcli.bench.load.client import LoadTarget, open_client, parse_base_url
+from llmcli.bench.load.client import LoadTarget, open_client
 from llmcli.bench.load.generator import Load, LoadLength, LoadRun, generate_load
 from llmcli.bench.load.metrics import compute_metrics
 from llmcli.bench.load.records import LoadJob
 from llmcli.http_client import sse
+from llmcli.http_client.api_address import parse_base_url
 from llmcli.runtime.requests.request import percentile
 
 GAP = 0.020

@@ -37,6 +37,7 @@ from llmcli import config
 from llmcli.chat import clipboard, commands
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.local_model import LocalModel
 from llmcli.chat.terminal import repl
 from llmcli.chat.terminal.completion import complete_line
 from llmcli.commands.chat.bench_adapter import measure
@@ -233,7 +234,7 @@ class Fuzz:
         sampling = default_sampling().with_values({"temp": temp, "seed": seed})
         return ChatSession(
             self.opened.name,
-            self.opened.runner,
+            LocalModel(self.opened.runner),
             Conversation(sampling, predict=24),
             self.config,
             self.ui,

@@ -11,6 +11,7 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.chat.kv_states import restore_state, save_state
+from llmcli.chat.local_model import LocalModel
 from llmcli.config import load_config
 from llmcli.model_loader.quantize_file import quantize_file
 from llmcli.runtime import kv_state_file, model_identity, reproducible
@@ -284,7 +285,11 @@ def test_the_content_hash_depends_on_every_tensor(model: Path, tmp_path: Path) -
 def test_a_saved_chat_continues_without_prefill(stories_gguf: Path, tmp_path: Path) -> None:
     def new_session(runner: Runner) -> ChatSession:
         return ChatSession(
-            "stories", runner, Conversation(GREEDY, predict=12), load_config(), UI(color=False)
+            "stories",
+            LocalModel(runner),
+            Conversation(GREEDY, predict=12),
+            load_config(),
+            UI(color=False),
         )
 
     options, file = RunOptions(ctx_size=512, threads=1, batch_size=64), tmp_path / "one.kv"

@@ -64,25 +64,6 @@ class LoadTarget:
         return (urlsplit(self.base_url).hostname or "") in ("127.0.0.1", "localhost", "::1")
 
 
-def parse_base_url(url: str) -> str:
-    """Return the base URL of an API, such as http://host:8080/v1. Accepts http://host:8080, …/v1
-    and …/v1/chat/completions. Raises UserError for anything else.
-    """
-    try:
-        parts = urlsplit(url)
-        is_valid = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        )
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise UserError(
-            f"{url!r} is not a server address", hint="llmcli bench load http://127.0.0.1:8080"
-        )
-    path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat")
-    return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
-
-
 class Client:
     """Sends requests to one server. A `LoadJob` describes one request."""
 
@@ -135,13 +116,8 @@ class Client:
 
     async def list_models(self) -> list[str]:
         """Return the model names of the server. Raises UserError."""
-        data = (await self._fetch(self.server.base_url + "/models")).get("data")
-        entries = data if isinstance(data, list) else []
-        return [
-            entry["id"]
-            for entry in entries
-            if isinstance(entry, dict) and isinstance(entry.get("id"), str)
-        ]
+        document = await self._fetch(self.server.base_url + "/models")
+        return [str(entry["id"]) for entry in openai_stream.read_model_entries(document)]
 
     async def _fetch(self, url: str, body: bytes | None = None) -> dict[str, Any]:
         try:

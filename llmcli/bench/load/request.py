@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from llmcli.errors import UsageError, UserError
-from llmcli.text_input import read_text
+from llmcli.http_client.api_key import read_api_key
 
 if TYPE_CHECKING:
     from llmcli.bench.load.generator import Arrivals, Load, LoadLength
@@ -258,13 +258,7 @@ class EndpointSettings:
         """Return the API key of --api-key or of the file of --api-key-file; None without a key.
         Raises UserError if the file cannot be read.
         """
-        if self.api_key_file is None:
-            return self.api_key
-        hint = "--api-key-file takes a file that contains a key"
-        words = read_text(self.api_key_file, hint=hint).split()
-        if not words:
-            raise UserError(f"{self.api_key_file} contains no key", hint=hint)
-        return words[0]
+        return read_api_key(self.api_key, self.api_key_file)
 
 
 @dataclass(frozen=True)

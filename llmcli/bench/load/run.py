@@ -9,7 +9,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from llmcli.bench.history import history
-from llmcli.bench.load import ab_comparison, client, max_load, output, session
+from llmcli.bench.load import ab_comparison, max_load, output, session
 from llmcli.bench.load.ab_comparison import ServerComparison
 from llmcli.bench.load.client import LoadTarget
 from llmcli.bench.load.local_server import open_local_server
@@ -21,6 +21,7 @@ from llmcli.bench.load.session import ServerSession
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host
+from llmcli.http_client.api_address import parse_base_url
 from llmcli.types import ProgressBar
 from llmcli.ui import UI
 from llmcli.units import format_current_time
@@ -154,14 +155,14 @@ def _open_server(name: str, request: LoadRequest, config: Config, ui: UI) -> Ite
         target.timeout,
     )
     if "://" in name:
-        server = replace(server, base_url=client.parse_base_url(name))
+        server = replace(server, base_url=parse_base_url(name))
         if config.offline and not server.is_local:
             raise UserError(f"{name} is not this machine", hint="leave out --offline")
         yield server
         return
     with open_local_server(name, request.serve_flags) as url:
         ui.note(f"{name} is served at {url} during the measurement")
-        yield replace(server, base_url=client.parse_base_url(url))
+        yield replace(server, base_url=parse_base_url(url))
 
 
 def _advance_by_one(bar: ProgressBar) -> Callable[[], None]:

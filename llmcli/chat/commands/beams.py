@@ -8,6 +8,7 @@ from llmcli.errors import UserError
 
 def show_beams(chat: ChatSession, argument: str) -> None:
     """Show all answers that the last beam search found, and their scores."""
+    chat.model.require_runner()
     if chat.last_answer is None or not chat.last_answer.beams:
         raise UserError(
             "the last answer was not a beam search", hint="start with --beams 4, then ask"

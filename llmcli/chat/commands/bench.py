@@ -15,6 +15,7 @@ def run_bench(chat: ChatSession, argument: str) -> None:
     context, so that the conversation stays in the cache. The last line of the table is the speed of
     the last answer, which includes sampling, the display and a longer context.
     """
+    chat.model.require_runner()
     if chat.measure_speed is None:
         raise UserError("nothing can be measured here", hint="use llmcli bench REF")
     speeds = chat.measure_speed(chat.runner, *_parse_lengths(argument, chat.runner.n_ctx))

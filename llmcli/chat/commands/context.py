@@ -21,6 +21,7 @@ def show_context(chat: ChatSession, argument: str) -> None:
     remain are not computed again. The dropped turns may then still influence the next answers,
     because the remaining turns were computed when the dropped ones were in the context.
     """
+    chat.model.require_runner()
     words = argument.split()
     if not words:
         _list_turns(chat)

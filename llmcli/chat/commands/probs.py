@@ -6,7 +6,6 @@ import math
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
-from llmcli.chat.display.answer_report import token_text
 from llmcli.chat.display.styles import PROBABILITY_BANDS, escape_line, has_color, print_shaded
 from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
@@ -113,7 +112,7 @@ def _print_alternatives(chat: ChatSession, answer: Answer, number: int) -> None:
     rows = [
         (
             str(rank),
-            escape_line(token_text(chat.runner, candidate.token)),
+            escape_line(chat.model.token_text(answer, candidate.token)),
             f"{_probability(candidate.logprob):.2%}",
             f"{candidate.logprob:.4f}",
             "<- taken" if candidate.token == chosen.id else "",
@@ -121,7 +120,7 @@ def _print_alternatives(chat: ChatSession, answer: Answer, number: int) -> None:
         for rank, candidate in enumerate(likeliest, 1)
     ]
     if chosen.id not in [candidate.token for candidate in likeliest]:
-        text = escape_line(token_text(chat.runner, chosen.id))
+        text = escape_line(chat.model.token_text(answer, chosen.id))
         rows.append(
             ("", text, f"{_probability(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken")
         )

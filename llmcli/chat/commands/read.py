@@ -8,10 +8,12 @@ from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.paths import complete_path, parse_path
 from llmcli.errors import UserError
 from llmcli.text_input import decode_text, read_limited
+from llmcli.units import format_count
 
 # Hardly any text has more bytes per token. Only this many bytes per token of the context are read
 # of a file, because a longer file cannot fit.
 MAX_BYTES_PER_TOKEN = 16
+MAX_BYTES = 1 << 24  # of a file, however long the context is
 
 
 def read_file(chat: ChatSession, argument: str) -> None:
@@ -37,12 +39,12 @@ def read_file(chat: ChatSession, argument: str) -> None:
     file_name, question = _split_line(argument)
     path = parse_path(file_name)
     text = f"--- File: {path.name} ---\n{_read_text(path, chat)}"
-    count = _count_tokens(chat, text, path)
+    size = _measure(chat, text, path)
     chat.attachments.append(text)
     if question:
         ask_and_print(chat, chat.with_attachments(question))
     else:
-        chat.ui.text(f"{path.name}: {count} tokens, sent with the next message")
+        chat.ui.text(f"{path.name}: {size}, sent with the next message")
 
 
 def _split_line(argument: str) -> tuple[str, str]:
@@ -62,7 +64,8 @@ def _read_text(path: Path, chat: ChatSession) -> str:
     """Return the text of a file. Raises UserError if the file cannot be read, is not UTF-8, or is
     too long for the context.
     """
-    max_bytes = MAX_BYTES_PER_TOKEN * chat.runner.n_ctx
+    n_ctx = chat.model.n_ctx
+    max_bytes = MAX_BYTES if n_ctx is None else min(MAX_BYTES, MAX_BYTES_PER_TOKEN * n_ctx)
     raw = read_limited(
         path,
         max_bytes,
@@ -71,28 +74,42 @@ def _read_text(path: Path, chat: ChatSession) -> str:
         folder_hint="give one file in it",
     )
     if len(raw) > max_bytes:
-        count = len(chat.runner.encode_text(raw.decode("utf-8", "replace")))
         raise UserError(
-            f"the first {max_bytes:,} bytes of {path} alone are {count} tokens, "
-            f"but the context holds {chat.runner.n_ctx}",
+            _describe_excess(path, raw, max_bytes, chat),
             hint="use a part of it: head -c 20000 FILE > part.txt",
         )
     return decode_text(raw, str(path), path=path)
 
 
-def _count_tokens(chat: ChatSession, text: str, path: Path) -> int:
-    """Return the number of tokens of `text`, the attachment made from the file at `path`. Raises
-    UserError if it does not fit into the context together with the files that are attached already.
+def _describe_excess(path: Path, raw: bytes, max_bytes: int, chat: ChatSession) -> str:
+    """Return the message about a file that is too long. `raw`: what was read of it, which is more
+    than `max_bytes`.
     """
-    count = len(chat.runner.encode_text(text))
-    n_attached = sum(len(chat.runner.encode_text(attachment)) for attachment in chat.attachments)
-    if count + n_attached >= chat.runner.n_ctx:
+    if not chat.model.has_tokenizer:
+        return f"{path} has more than the {max_bytes:,} bytes that can be sent"
+    count = chat.model.count_text(raw.decode("utf-8", "replace"))
+    return (
+        f"the first {max_bytes:,} bytes of {path} alone are {count} tokens, "
+        f"but the context holds {chat.model.n_ctx}"
+    )
+
+
+def _measure(chat: ChatSession, text: str, path: Path) -> str:
+    """Return the size of `text`, the attachment made from the file at `path`: its number of tokens,
+    or of characters if the tokenizer is on a server. Raises UserError if it does not fit into the
+    context together with the files that are attached already.
+    """
+    if not chat.model.has_tokenizer:
+        return format_count(len(text), "character")
+    count, n_ctx = chat.model.count_text(text), chat.runner.n_ctx
+    n_attached = sum(chat.model.count_text(attachment) for attachment in chat.attachments)
+    if count + n_attached >= n_ctx:
         remark = f", and waiting files have {n_attached}" if n_attached else ""
         raise UserError(
-            f"{path} has {count} tokens{remark}, but the context holds {chat.runner.n_ctx}",
+            f"{path} has {count} tokens{remark}, but the context holds {n_ctx}",
             hint="use a part of it, or start with a larger --ctx-size",
         )
-    return count
+    return f"{count} tokens"
 
 
 def _heading(text: str) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from llmcli.chat import kv_states, resume
+from llmcli.chat import resume
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.conversation import history, saved_chats
@@ -15,18 +15,20 @@ def clear_conversation(chat: ChatSession, argument: str) -> None:
     """Clear the conversation; the system text and the settings stay."""
     chat.conversation.clear()
     chat.pending_message = None
-    chat.runner.engine.ledger.evict_idle()
+    chat.model.forget_conversation()
     chat.ui.text("the conversation is cleared")
 
 
 def save_conversation(chat: ChatSession, argument: str) -> None:
     """Save the conversation under a name, with all its branches and its KV state."""
     name = argument or chat.saved_name or time.strftime("%Y%m%dT%H%M%S")
-    path, replaced = saved_chats.save_chat(chat.conversation, chat.config, name, chat.name)
+    path, replaced = saved_chats.save_chat(
+        chat.conversation, chat.config, name, chat.name, chat.model.server
+    )
     chat.saved_name = name
     state = path.with_suffix(".kv")
     try:
-        state_note = kv_states.save_state(chat, state)
+        state_note = chat.model.save_state(chat, state)
     except UserError as error:  # the conversation itself is saved
         state_note = f"without its KV state: {error}"
     nbytes = sum(file.stat().st_size for file in (path, state) if file.exists())

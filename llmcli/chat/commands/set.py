@@ -4,8 +4,13 @@ from collections.abc import Iterable
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
-from llmcli.chat.commands.system import print_all_settings, print_settings, set_system
-from llmcli.chat.settings import chat_settings, find_setting
+from llmcli.chat.commands.system import (
+    changeable_settings,
+    print_all_settings,
+    print_settings,
+    set_system,
+)
+from llmcli.chat.settings import find_setting
 from llmcli.chat.settings.base import ChatSetting, Completion
 from llmcli.errors import UserError
 
@@ -49,9 +54,12 @@ def change_setting(chat: ChatSession, argument: str) -> None:
     key = name.lower().replace("-", "_")
     if key in SETTING_OF_WORD and value is None:
         key, value = SETTING_OF_WORD[key]
+    if obstacle := chat.model.setting_obstacle(key):
+        raise UserError(f"{name} cannot be changed here: {obstacle}", hint="/set lists what can")
     if key == "system":
         set_system(chat, value or "")
     elif key in FLAG_OF_FIXED_NAME:
+        chat.model.require_runner()
         raise UserError(
             f"{name} cannot be changed while the model is loaded",
             hint=f"leave, and start with {FLAG_OF_FIXED_NAME[key]}",
@@ -72,7 +80,7 @@ def change_and_print(chat: ChatSession, setting: ChatSetting, value: str) -> Non
 
 def _complete_names(chat: ChatSession) -> Iterable[str]:
     """Yield the words that can follow /set: settings with their values, then ollama's words."""
-    for setting in chat_settings().values():
+    for setting in changeable_settings(chat):
         yield Completion(
             setting.name, f"{setting.format_value(chat)} · {setting.range} · {setting.help}"
         )
@@ -93,7 +101,7 @@ def _complete_values(chat: ChatSession, words: list[str]) -> Iterable[str]:
     setting = next(
         (
             setting
-            for setting in chat_settings().values()
+            for setting in changeable_settings(chat)
             if key in (setting.name, *setting.aliases)
         ),
         None,

@@ -6,7 +6,6 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.commands.system import print_all_settings, print_system
 from llmcli.errors import UserError
-from llmcli.units import format_size
 from quant.gguf.header import GgufArray
 
 LICENSE_KEYS = ("license", "license.name", "license.link")
@@ -32,23 +31,8 @@ def show_model(chat: ChatSession, argument: str) -> None:
 
 def _print_summary(chat: ChatSession) -> None:
     """Print a table of the most important facts about the model and the conversation."""
-    runner, header = chat.runner, chat.runner.header
     rows = [
-        ("model", chat.name),
-        ("file", str(header.path)),
-        ("architecture", header.architecture),
-        ("type", f"{header.file_type}, {header.bits_per_weight:.2f} bits per weight"),
-        ("parameters", f"{header.parameters:,}"),
-        ("size", format_size(header.tensor_bytes)),
-        ("context", f"{runner.n_ctx} of {header.context_length or '?'} tokens"),
-        ("KV cache", f"K {runner.options.cache_type_k}, V {runner.options.cache_type_v}"),
-        ("threads", f"{runner.options.threads}"),
-        (
-            "template",
-            "from the model or --chat-template"
-            if runner.template
-            else "none: messages are plain text",
-        ),
+        *chat.model.summary_rows(chat.name),
         ("system", chat.conversation.system or "-"),
         ("turns", str(len(chat.conversation.messages) // 2)),
     ]

@@ -38,7 +38,12 @@ def show_stats(chat: ChatSession, argument: str) -> None:
                 "prompt tokens",
                 f"{totals.prompt_tokens}: {totals.reused_tokens} reused, {totals.prompt_tokens - totals.reused_tokens} computed",
             ),
-            ("prefill", f"{totals.prompt_ms / 1e3:.2f} s, {totals.prompt_per_second:.1f} tok/s"),
+            (
+                "prefill",
+                f"{totals.prompt_ms / 1e3:.2f} s, {totals.prompt_per_second:.1f} tok/s"
+                if totals.prompt_ms or not totals.answers
+                else "not measured",
+            ),
             (
                 "generated tokens",
                 f"{totals.generated_tokens}: {totals.generated_tokens - totals.thinking_tokens} answer, "
@@ -58,15 +63,18 @@ def show_stats(chat: ChatSession, argument: str) -> None:
             *drafted,
         ],
     )
-    chat.ui.table(("this conversation", "tokens"), _token_rows(chat), right=("tokens",))
+    if chat.model.has_tokenizer:
+        chat.ui.table(("this conversation", "tokens"), _token_rows(chat), right=("tokens",))
 
 
 def _reading_rows(chat: ChatSession) -> list[tuple[str, str]]:
     """Return a table row that compares the mean generation speed with human reading speeds. Return
-    no row if the session has no generated tokens.
+    no row if the session has no generated tokens, or if the tokenizer is on a server.
     """
     from llmcli.reading_speed import measure_pace  # would delay the start if imported above
 
+    if not chat.model.has_tokenizer:
+        return []
     rate = chat.totals.tokens_per_second
     comparison = (
         measure_pace(lambda text: chat.runner.model.tokenize(text, special=False)) if rate else None

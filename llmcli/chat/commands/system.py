@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.settings import chat_settings
-from llmcli.chat.settings.base import ChatSetting
+from llmcli.chat.settings.base import SAMPLING_GROUP, ChatSetting
 
 
 def set_system(chat: ChatSession, argument: str) -> None:
@@ -27,13 +27,29 @@ def print_system(chat: ChatSession) -> None:
 
 def print_all_settings(chat: ChatSession) -> None:
     """Print a table of all settings of the chat."""
-    print_settings(chat, chat_settings().values())
+    print_settings(chat, changeable_settings(chat))
+
+
+def changeable_settings(chat: ChatSession) -> list[ChatSetting]:
+    """Return the settings that can be changed with the model of the chat."""
+    return [
+        setting
+        for setting in chat_settings().values()
+        if not chat.model.setting_obstacle(setting.name)
+    ]
 
 
 def print_settings(chat: ChatSession, settings: Iterable[ChatSetting]) -> None:
     """Print a table with the value, default, range and meaning of each of the settings."""
     rows = [
-        (setting.name, setting.format_value(chat), setting.default, setting.range, setting.help)
+        (
+            setting.name,
+            setting.format_value(chat),
+            # the defaults of sampling are those of a server if it has the model
+            "" if chat.model.server and setting.group == SAMPLING_GROUP else setting.default,
+            setting.range,
+            setting.help,
+        )
         for setting in settings
     ]
     chat.ui.table(

@@ -14,15 +14,17 @@ def show_timing(chat: ChatSession, argument: str) -> None:
 
     `decode` is the forward pass, and `rest` is the time outside the forward pass, sampling and the
     grammar: converting tokens to text, and the display. The percentages leave out the first token,
-    whose time includes the prompt.
+    whose time includes the prompt. With `llmcli chat --server`, the times are of the chunks of the
+    stream as they arrived; a server may put several tokens into a chunk.
     """
     if chat.last_answer is None:
         raise UserError("there is no answer yet", hint="ask something first")
     parts = used_shares(chat.last_answer.tokens)
+    unit = chat.model.timed_unit
     names = [part.name for part in parts]
     legend = " ".join(f"{part.mark} {part.name}" for part in parts)
     chat.ui.table(
-        ("#", "token", "ms", *names, legend),
+        ("#", unit, "ms", *names, legend),
         timing_rows(chat.last_answer.tokens),
         right=("#", "ms", *names),
     )
@@ -35,17 +37,17 @@ def show_timing(chat: ChatSession, argument: str) -> None:
             for label, count in histogram_bins
         ]
         chat.ui.table(
-            ("ms between tokens", "tokens", ""),
+            (f"ms between {unit}s", f"{unit}s", ""),
             histogram_rows,
-            right=("ms between tokens", "tokens"),
+            right=(f"ms between {unit}s", f"{unit}s"),
         )
     spread = " · ".join(
         f"p{share * 100:.0f} {percentile(gaps, share):.2f}" for share in answer_report.PERCENTILES
     )
-    chat.ui.text(f"between tokens: {spread} · max {max(gaps, default=0.0):.2f} ms")
-    if gaps:
+    chat.ui.text(f"between {unit}s: {spread} · max {max(gaps, default=0.0):.2f} ms")
+    if gaps and parts:
         chat.ui.text(_describe_shares(chat.last_answer))
-    chat.ui.text(answer_report.format_timing(chat.runner, chat.last_answer))
+    chat.ui.text(chat.model.format_timing(chat.last_answer))
 
 
 def _describe_shares(answer: Answer) -> str:

@@ -141,15 +141,14 @@ def switch_position(chat: ChatSession, argument: str) -> None:
     tree = chat.conversation.tree
     tree.switch_to(argument)
     chat.pending_message = None
-    tokens = chat.conversation_tokens()
-    cached = ""
-    if tokens:
-        n_cached = chat.runner.engine.ledger.find_nearest(tokens)[1]
-        cached = f", {n_cached} of {len(tokens)} tokens in the cache"
+    cached = chat.model.describe_position(chat)
     position = f"at turn {tree.current_turn}" + (
         f" on {tree.current_branch}" if tree.current_branch else ""
     )
-    chat.ui.text(f"{position}: {format_count(len(tree.current_path()), 'turn')}{cached}")
+    chat.ui.text(
+        f"{position}: {format_count(len(tree.current_path()), 'turn')}"
+        + (f", {cached}" if cached else "")
+    )
 
 
 def show_tree(chat: ChatSession, argument: str) -> None:
@@ -162,8 +161,8 @@ def show_tree(chat: ChatSession, argument: str) -> None:
         tree_drawing.tree_rows(tree),
         right=("tokens",),
     )
-    count, tokens = len(tree.current_path()), chat.conversation_tokens()
-    n_tokens = f", {len(tokens)} tokens" if tokens else ""
+    count, size = len(tree.current_path()), chat.model.conversation_size(chat)
+    n_tokens = f", {size} tokens" if size else ""
     branch_name = tree.current_branch or "no branch"
     chat.ui.text(f"{branch_name}: {count} of {len(tree.turns)} turns on the path (●){n_tokens}")
 

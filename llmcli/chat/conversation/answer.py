@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llmcli.runtime.text.reasoning import ThinkingTags, split_thinking
+from llmcli.types import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +39,11 @@ def split_answer(text: str, opened_tags: ThinkingTags | None = None) -> AnswerTe
     opening = opened_tags.opening if opened_tags else ""
     thinking, content = split_thinking(opening + text)
     return AnswerText(opening + text, thinking, content, len(opening))
+
+
+def without_thinking(message: Message) -> Message:
+    """Return a message of the assistant without its thinking, and any other message unchanged."""
+    if message.role != "assistant":
+        return message
+    thought, content = split_thinking(message.content)
+    return Message("assistant", content) if thought else message

@@ -22,6 +22,8 @@ class Conversation:
     """The turns of a conversation, and the settings for the next answer.
 
     - `sampling`: settings of the sampler, used if `search` has only one beam.
+    - `typed_settings`: the names of sampling settings that the user has set, also to their
+      defaults.
     - `system`: the system text, or None.
     - `predict`: maximum number of tokens in an answer; None for no limit.
     - `search`: settings of beam search.
@@ -37,6 +39,7 @@ class Conversation:
     constraint: Constraint | None = None
     tree: TurnTree = field(default_factory=TurnTree)
     on_full: str = "stop"
+    typed_settings: set[str] = field(default_factory=set)
 
     @property
     def messages(self) -> list[Message]:
@@ -58,10 +61,13 @@ class Conversation:
         }
 
     def add_turn(self, text: str, answer: str, finish: Finish, tokens: int = 0) -> None:
-        """Add the question `text` and its answer as a new turn after the current one. `tokens`:
-        number of tokens of the answer.
+        """Add the question `text` and its answer as a new turn after the current one. `finish`: why
+        the answer ended; it was stopped if the user or an error did that. `tokens`: number of
+        tokens of the answer.
         """
-        self.tree.add_turn(text, answer, is_stopped=finish == "cancelled", n_tokens=tokens)
+        self.tree.add_turn(
+            text, answer, is_stopped=finish in ("cancelled", "failed"), n_tokens=tokens
+        )
 
     def undo_turn(self) -> str | None:
         """Go back to the turn before the current one, which stays in the tree. Return the question

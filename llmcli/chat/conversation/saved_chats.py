@@ -37,6 +37,7 @@ class ChatHead:
     system: str | None = None
     predict: int | None = None
     on_full: str = ""
+    server: str = ""
 
 
 def list_names(config: Config) -> list[str]:
@@ -45,9 +46,10 @@ def list_names(config: Config) -> list[str]:
 
 
 def save_chat(
-    conversation: Conversation, config: Config, name: str, model: str
+    conversation: Conversation, config: Config, name: str, model: str, server: str = ""
 ) -> tuple[Path, bool]:
-    """Save the conversation under `name`. `model`: name of the model. Return the path of the file,
+    """Save the conversation under `name`. `model`: name of the model. `server`:
+    address of the server that has it, "" for none. Return the path of the file,
     and whether it replaced another file. Raises UserError if the name is invalid or the file cannot
     be written.
     """
@@ -55,6 +57,7 @@ def save_chat(
     head = {
         "chat": FORMAT_VERSION,
         "model": model,
+        **({"server": server} if server else {}),
         "system": conversation.system,
         "predict": conversation.predict,
         "settings": conversation.sampling.as_dict(),
@@ -91,6 +94,7 @@ def read_chat(path: Path) -> StoredConversation:
     conversation = StoredConversation(
         tree, head.model, head.settings, head.system, head.predict, head.on_full
     )
+    conversation.server = head.server
     try:
         conversation.read_constraint(first_line)
     except turn_records.DamagedRecord as error:

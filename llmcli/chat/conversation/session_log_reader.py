@@ -80,7 +80,8 @@ def _apply_answer(
     tree.move_to(_parent(tree, numbers, record))
     timing = record.get("timing")
     n_tokens = timing.get("generated_tokens") if isinstance(timing, dict) else 0
-    cut, tokens = record.get("finish") == "cancelled", n_tokens if isinstance(n_tokens, int) else 0
+    cut = record.get("finish") in ("cancelled", "failed")
+    tokens = n_tokens if isinstance(n_tokens, int) else 0
     number = tree.add_turn(question, answer, is_stopped=cut, n_tokens=tokens)
     if isinstance(node := record.get("node"), int):
         numbers[node] = number
@@ -166,6 +167,8 @@ def _store_settings(stored: StoredConversation, record: Mapping[str, Any]) -> No
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
         stored.model = model["name"]
+        server = model.get("server")
+        stored.server = server if isinstance(server, str) else ""
     settings, system, predict, on_full = (
         record.get(key) for key in ("settings", "system", "predict", "on_full")
     )

@@ -16,6 +16,7 @@ from llmcli.runtime.constraint.base import Constraint
 class StoredConversation:
     """The turns of a stored conversation, and the model and settings that were last used.
 
+    - `server`: the address of the server that had the model; "" for a model of this machine.
     - `settings`: sampling settings by name.
     - `system`, `predict`, `on_full`: see Conversation.
     - `pending_message`: the last question, if it has no answer.
@@ -35,6 +36,7 @@ class StoredConversation:
     n_damaged: int = 0
     constraint: Constraint | None = None
     has_constraint: bool = False
+    server: str = ""
 
     def read_constraint(self, record: Mapping[str, Any]) -> None:
         """Set `constraint` if the record contains it. Raises DamagedRecord if it is invalid."""

@@ -46,14 +46,14 @@ class SessionTotals:
         self.prompt_tokens += answer.prompt_tokens
         self.reused_tokens += answer.cached_tokens
         self.prompt_ms += answer.prompt_ms
-        self.generated_tokens += len(answer.tokens)
+        self.generated_tokens += answer.n_generated
         self.thinking_tokens += _count_tokens_within(answer, thinking_chars)
         self.generate_ms += answer.generate_ms
         self.ttft_ms += answer.ttft_ms
         self.drafted_tokens += answer.n_drafted or 0
         self.accepted_tokens += answer.n_accepted
-        self.n_gaps += max(0, len(answer.tokens) - 1)
-        if len(answer.tokens) >= MIN_SPEED_TOKENS:
+        self.n_gaps += max(0, answer.n_generated - 1)
+        if answer.n_generated >= MIN_SPEED_TOKENS:
             self.best_tokens_per_second = max(self.best_tokens_per_second, answer.tokens_per_second)
 
     @property

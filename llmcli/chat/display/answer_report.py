@@ -20,6 +20,7 @@ FINISH_NOTES = {
     "length": "stopped at the token limit",
     "cancelled": "stopped by the user",
     "context_full": "the context is full",
+    "failed": "broken off",
     "repetition": "stopped because it repeated itself; --endless allows that",
 }
 

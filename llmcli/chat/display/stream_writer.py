@@ -132,8 +132,10 @@ TIME_SHARES = (
 
 def used_shares(tokens: Sequence[TokenTime]) -> list[TimeShare]:
     """Return the activities to show in a table of these tokens: all of TIME_SHARES, but the grammar
-    only if it took any time.
+    only if it took any time. Empty if only whole times are known, as with a server.
     """
+    if not any(token.decode_ms for token in tokens):
+        return []
     return [
         share
         for share in TIME_SHARES
@@ -156,7 +158,10 @@ def timing_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:
             escape_line(token.text),
             f"{token.ms:.2f}",
             *(f"{part.milliseconds(token):.2f}" for part in parts),
-            draw_bar([(part.mark, part.milliseconds(token)) for part in parts], slowest)
+            draw_bar(
+                [(part.mark, part.milliseconds(token)) for part in parts] or [("█", token.ms)],
+                slowest,
+            )
             if token.ms <= slowest
             else "█" * BAR_COLUMNS + "…",
         )

@@ -37,10 +37,12 @@ def _set_constraint(chat: ChatSession, kind: ConstraintKind, value: str, is_text
     constraint = Constraint(
         kind, value if is_text else _read_text(value), jump=current.jump if current else "lossless"
     )
-    grammar = chat.runner.grammars(constraint)  # raises if the schema or grammar is invalid
+    not_enforced = chat.model.check_constraint(
+        constraint
+    )  # raises if the schema or grammar is invalid
     chat.conversation.constraint = constraint
-    if grammar.not_enforced:
-        chat.ui.note(constraint_report.describe_not_enforced(grammar.not_enforced))
+    if not_enforced:
+        chat.ui.note(constraint_report.describe_not_enforced(not_enforced))
 
 
 def _read_text(value: str) -> str:

@@ -10,16 +10,20 @@ from llmcli.runtime.sampling import SamplingSetting, sampling_settings
 from llmcli.runtime.sampling.base import NumberLimits
 
 MAX_SHOWN_LIMIT = 1000  # Tab does not offer limits beyond this as values
+SERVER_VALUE = "the server's"  # shown in place of a value that is not sent to the server
 
 
 def _chat_setting(setting: SamplingSetting) -> ChatSetting:
     """Return the chat setting for a setting of a sampler step."""
 
     def show(chat: ChatSession) -> str:
+        if chat.model.has_own_value(chat, setting.name):
+            return SERVER_VALUE
         return setting.format_value(chat.conversation.sampling[setting.name])
 
     def change(chat: ChatSession, value: str) -> None:
         chat.conversation.sampling = chat.conversation.sampling.with_values({setting.name: value})
+        chat.conversation.typed_settings.add(setting.name)
 
     def values(chat: ChatSession) -> Iterable[str]:
         default, limits = setting.format_value(setting.default), setting.limits

@@ -29,10 +29,11 @@ class MessageCost:
 
     def describe(self, draft: str) -> str:
         """Return a text such as `+37 tokens, 512 of 8,192 left` for the typed text `draft`. Empty
-        if `draft` is a command or empty, or if the template cannot render the conversation.
+        if `draft` is a command or empty, if the template cannot render the conversation, or if the
+        model is on a server, which alone has the tokenizer.
         """
         text = parse_message(draft.strip())
-        if not text or not text.strip():
+        if not text or not text.strip() or not self.chat.model.has_tokenizer:
             return ""
         n_ctx = self.chat.runner.n_ctx
         try:

@@ -4,11 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from llmcli.chat.chat_session import ChatSession
-from llmcli.chat.display import answer_report
 from llmcli.chat.display.styles import draw_bar, escape_line
-from llmcli.errors import UserError
 from llmcli.runtime.sampling import sampling_settings
-from llmcli.units import format_size
 
 BAR_COLUMNS = 10  # width of the bar that shows the used part of the context
 NAME_CHARS = 24  # longer model names are cut off
@@ -27,20 +24,25 @@ class StatusPart(NamedTuple):
 
 def status_parts(chat: ChatSession) -> list[StatusPart]:
     """Return all parts of the status line from left to right."""
-    n_tokens, n_ctx = _count_tokens(chat), chat.runner.n_ctx
-    token_bar = draw_bar([("█", n_tokens)], n_ctx, BAR_COLUMNS).ljust(BAR_COLUMNS, "░")
+    use = chat.model.context_use(chat)
     name = escape_line(chat.name)
     if name.startswith(("/", ".", "~")):  # of a path, only the file name is shown
         name = name.rstrip("/").rpartition("/")[2]
     parts = [
         StatusPart(3, name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"),
-        StatusPart(5, token_bar),
-        StatusPart(0, _describe_context(n_tokens, n_ctx)),
-        StatusPart(2, _describe_cache(chat)),
+    ]
+    if use.n_tokens is not None and use.n_ctx is not None:
+        bar = draw_bar([("█", use.n_tokens)], use.n_ctx, BAR_COLUMNS).ljust(BAR_COLUMNS, "░")
+        parts.append(StatusPart(5, bar))
+    parts += [
+        StatusPart(rank, text)
+        for rank, text in ((0, _describe_context(use.n_tokens, use.n_ctx)), (2, use.cache))
+        if text
     ]
     if chat.last_answer and chat.last_answer.tokens_per_second:
         parts.append(StatusPart(1, f"{chat.last_answer.tokens_per_second:.1f} tok/s"))
-    return [*parts, StatusPart(4, _describe_sampling(chat))]
+    sampling = _describe_sampling(chat)
+    return [*parts, StatusPart(4, sampling)] if sampling else parts
 
 
 def fit_parts(parts: Sequence[StatusPart], width: int, measure: Callable[[str], int] = len) -> str:
@@ -53,44 +55,18 @@ def fit_parts(parts: Sequence[StatusPart], width: int, measure: Callable[[str], 
     return SEPARATOR.join(part.text for part in remaining)
 
 
-def _count_tokens(chat: ChatSession) -> int:
-    """Return the number of tokens that the conversation adds to the next prompt. They are counted
-    again only if the conversation or the model has changed.
+def _describe_context(n_tokens: int | None, n_ctx: int | None) -> str:
+    """Return a text such as `512/8192 tokens`, or `512 tokens` if the length of the context is
+    unknown. With --on-full sinks a conversation may be longer than the context, which then contains
+    its first and its last tokens.
     """
-    template = chat.runner.template
-    key = (
-        chat.runner,
-        template,
-        template and template.reasoning,
-        chat.conversation.system,
-        *(message.content for message in chat.conversation.sent_messages),
-    )
-    if chat.counted_tokens[0] != key:
-        try:
-            chat.counted_tokens = key, chat.token_count()
-        except UserError:  # the template rejects this conversation: sending will report the error
-            return chat.runner.engine.ledger.used_cells
-    return chat.counted_tokens[1]
-
-
-def _describe_context(n_tokens: int, n_ctx: int) -> str:
-    """Return a text such as `512/8192 tokens`. With --on-full sinks a conversation may be longer
-    than the context, which then contains its first and its last tokens.
-    """
+    if n_tokens is None:
+        return ""
+    if n_ctx is None:
+        return f"{n_tokens} tokens"
     if n_tokens <= n_ctx:
         return f"{n_tokens}/{n_ctx} tokens"
     return f"{n_ctx}/{n_ctx} tokens (of {n_tokens})"
-
-
-def _describe_cache(chat: ChatSession) -> str:
-    """Return the used size of the KV cache, or the number of used cells if the size is unknown."""
-    kv = chat.runner.kv_report()
-    cache = chat.runner.predict_cache(kv.type_k, kv.type_v)
-    return (
-        f"KV {format_size(answer_report.used_cache_bytes(cache, kv.used_cells))}"
-        if cache
-        else f"KV {kv.used_cells} cells"
-    )
 
 
 def _describe_sampling(chat: ChatSession) -> str:
@@ -111,7 +87,8 @@ def _format_sampling(chat: ChatSession) -> str:
     changed = [
         setting
         for setting in sampling_settings().values()
-        if setting.name == "temp" or values[setting.name] != setting.default
+        if (setting.name == "temp" or values[setting.name] != setting.default)
+        and not chat.model.has_own_value(chat, setting.name)
     ]
     return " ".join(
         f"{setting.name} {setting.format_value(values[setting.name])}"

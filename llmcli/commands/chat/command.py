@@ -6,16 +6,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmcli import text_input
+from llmcli.commands.chat import server_chat
 from llmcli.commands.command_line import panels
 from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import (
+    META_KEY,
     RunCommand,
     choose_model,
     choose_model_and_argument,
@@ -59,8 +62,52 @@ def chat(
             help="Resume a saved chat or an earlier session; without a name the last one.",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Chat with a model of this server with OpenAI's API; --model names it.",
+            rich_help_panel=panels.NETWORK,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="API key of the server; also LLMCLI_API_KEY.",
+            rich_help_panel=panels.NETWORK,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="API key in a file.", rich_help_panel=panels.NETWORK),
+    ] = None,
+    cacert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="PEM file of the CA that signed the server.",
+            rich_help_panel=panels.NETWORK,
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Do not verify the server's TLS certificate.",
+            rich_help_panel=panels.NETWORK,
+        ),
+    ] = False,
 ) -> None:
     """Chat with a model. Input from a pipe is read as one message per line."""
+    connection = {
+        "--api-key": api_key,
+        "--api-key-file": api_key_file,
+        "--cacert": cacert,
+        "--insecure": insecure,
+    }
+    if server is None and (typed := [flag for flag, value in connection.items() if value]):
+        raise UsageError(f"{typed[0]} applies to --server", hint="add --server URL")
     run_flags = parse_run_flags(ctx)
     ref = choose_model(ref, run_flags.model)
     if run_flags.samples > 1:
@@ -70,7 +117,25 @@ def chat(
         )
     config, ui = start_command(offline=run_flags.offline)
     item = _find_session(resume, config) if resume else None
-    if item and not ref and (ref := item.read_conversation().model):
+    stored = item.read_conversation() if item else None
+    if server is not None:
+        options = server_chat.ServerOptions(server, api_key, api_key_file, cacert, insecure)
+        server_chat.check_run_flags(ctx.meta.get(META_KEY, {}))
+        earlier_model = stored.model if stored else ""
+        with server_chat.open_server_chat(
+            options, ref, earlier_model, run_flags, config, ui
+        ) as chat_session:
+            is_complete = _converse(chat_session, _read_flags_prompt(run_flags), run_flags, item)
+        if not is_complete:
+            raise typer.Exit(1)
+        return
+    if item and not ref and stored and stored.server:
+        raise UserError(
+            f"{item.name} used {stored.model} of the server {stored.server}",
+            hint=f"llmcli chat --server {stored.server} --resume {item.name}, "
+            f"or another model: llmcli chat REF --resume {item.name}",
+        )
+    if item and not ref and stored and (ref := stored.model):
         ui.note(
             f"{item.name}: resumed with {ref} (with another model: "
             f"llmcli chat REF --resume {item.name})"
@@ -377,7 +442,8 @@ def _run_loop(chat_session: "ChatSession", first_message: str | None) -> bool:
 
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
-        chat_session.ui.note(_describe_model(chat_session))
+        start = chat_session.model.describe(chat_session.name, shows_start=True)
+        chat_session.ui.note(f"{start} · /help, Ctrl-D exits")
     if first_message is not None:
         ask.ask_and_print(chat_session, first_message)
     if not interactive:
@@ -386,17 +452,6 @@ def _run_loop(chat_session: "ChatSession", first_message: str | None) -> bool:
 
     repl.run_repl(chat_session)
     return True
-
-
-def _describe_model(chat_session: "ChatSession") -> str:
-    """Return the first line of a chat: the model, its context, and the time to load it."""
-    runner = chat_session.runner
-    trained = runner.header.context_length or 0
-    context = f"{runner.n_ctx:,}" + (f" of {trained:,}" if runner.n_ctx < trained else "")
-    return (
-        f"{chat_session.name} · {runner.header.file_type} · {context} tokens of context · "
-        f"loaded in {runner.load_ms / 1000:.1f} s · /help, Ctrl-D exits"
-    )
 
 
 @contextmanager
@@ -419,6 +474,7 @@ def _open_chat(
         from llmcli.chat.chat_session import ChatSession
         from llmcli.chat.conversation.conversation import Conversation
         from llmcli.chat.display.display_settings import HIDE, SHOW, DisplaySettings
+        from llmcli.chat.local_model import LocalModel
         from llmcli.chat.settings import find_setting
         from llmcli.commands.chat.bench_adapter import measure
         from llmcli.model_loader.open_model import ModelSwitcher
@@ -448,7 +504,7 @@ def _open_chat(
         conversation = Conversation(sampling, system or None, predict, search, run_flags.constraint)
         chat_session = ChatSession(
             opened_model.name,
-            opened_model.runner,
+            LocalModel(opened_model.runner),
             conversation,
             config,
             ui,

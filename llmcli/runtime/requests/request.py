@@ -216,6 +216,11 @@ class Answer:
     slot: int = -1
 
     @property
+    def n_generated(self) -> int:
+        """Return the number of generated tokens."""
+        return len(self.tokens)
+
+    @property
     def ttft_ms(self) -> float:
         """Return the milliseconds from the user's call to the text of the first token."""
         return self.tokens[0].ms if self.tokens else 0.0
@@ -230,7 +235,7 @@ class Answer:
         """Return the average time per token after the first (time per output token), in
         milliseconds.
         """
-        return self.generate_ms / (len(self.tokens) - 1) if len(self.tokens) > 1 else 0.0
+        return self.generate_ms / (self.n_generated - 1) if self.n_generated > 1 else 0.0
 
     @property
     def tokens_per_pass(self) -> float:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.bench.load.client import LoadTarget, open_client, parse_base_url
+from llmcli.bench.load.client import LoadTarget, open_client
 from llmcli.bench.load.records import LoadAnswer, LoadJob
-from llmcli.errors import UserError
 from tests.fixtures.load_server import Scripted, counted, plain, streamed, text
 
 JOB = LoadJob("tell me", 8)
@@ -126,21 +125,3 @@ def test_the_client_can_cancel_an_answer(scripted: Servers, after: int, stamps: 
         None,
         stamps,
     )
-
-
-@pytest.mark.parametrize(
-    ("typed", "base"),
-    [
-        ("http://h:8080", "http://h:8080/v1"),
-        ("http://h:8080/v1/", "http://h:8080/v1"),
-        ("https://h/api/v1/chat/completions", "https://h/api/v1"),
-    ],
-)
-def test_addresses_are_normalized_to_the_base_url(typed: str, base: str) -> None:
-    assert parse_base_url(typed) == base
-
-
-@pytest.mark.parametrize("typed", ["ftp://h", "http://", "http://h:99999", "http://[::1"])
-def test_an_invalid_address_is_refused(typed: str) -> None:
-    with pytest.raises(UserError, match="is not a server address"):
-        parse_base_url(typed)

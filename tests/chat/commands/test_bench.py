@@ -11,6 +11,7 @@ from llmcli.chat.chat_session import ChatSession, MeasuredSpeed
 from llmcli.chat.commands import run_command
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.chat.local_model import LocalModel
 from llmcli.commands.chat.bench_adapter import measure
 from llmcli.errors import UserError
 from llmcli.runtime.interrupt import defer_interrupts
@@ -62,7 +63,7 @@ def test_bench_does_not_change_the_cells_of_the_conversation(
         conversation = Conversation(default_sampling().with_values({"temp": 0}), predict=8)
         chat = ChatSession(
             "stories",
-            runner,
+            LocalModel(runner),
             conversation,
             config.load_config(),
             UI(color=False),

@@ -298,13 +298,14 @@ from llmcli.chat.conversation.session_log import SessionLog
 from llmcli.chat.input_loop import handle_line
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.local_model import LocalModel
 from llmcli.runtime.sampling import default_sampling
 from llmcli.ui import UI
 from tests.fixtures.fakes import fake_runner
 
 conversation = Conversation(default_sampling().with_values({"temp": 0}))
 runner = fake_runner(b"yes", n_ctx=4096, n_seq_max=4)
-chat = ChatSession("fake", runner, conversation, config.load_config(), UI(color=False))
+chat = ChatSession("fake", LocalModel(runner), conversation, config.load_config(), UI(color=False))
 chat.log = SessionLog(chat.config, sys.exit)
 asked = 0
 

@@ -10,6 +10,7 @@ from llmcli import config
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.chat.local_model import LocalModel
 from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
 from llmcli.runtime.drafting.ngram import PromptLookup
@@ -62,7 +63,7 @@ def open_chat(runner: Runner, mode: str, predict: int) -> ChatSession:
     """
     chat = ChatSession(
         "tiny",
-        runner,
+        LocalModel(runner),
         Conversation(GREEDY, "be kind", predict),
         config.load_config(),
         UI(color=False),
