@@ -154,6 +154,7 @@ async def respond(service: Service, request: Request, form: ApiForm) -> Response
         form.resume(position)
     requests = [replace(form_request, client=client) for form_request in form.requests]
     pending = service.bridge.answer(*requests, samples=form.n_samples)
+    service.bridge.named[form.id] = pending
     if form.is_stream:
         return EventStreamResponse(pending, form, position)
     async with aclosing(pending):
