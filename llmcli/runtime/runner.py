@@ -106,7 +106,7 @@ class Reply:
         that failed.
         """
         try:
-            with on_interrupt(self.stop):
+            with on_interrupt(self.stop, self.end_thinking):
                 while len(self._answers) < len(self.ids):
                     for event in self._engine.step():
                         if event.finish is not None:

@@ -2,7 +2,7 @@
 budget or the user ends it.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -149,8 +149,11 @@ class ThinkingTracker:
         Tokens that end it by force are not counted.
         """
         if not self._is_counted:
-            starts = self._starts
-            self.n_inside = bisect_left(starts, end) if end < self._length else len(starts)
+            count = bisect_right(self._starts, end)
+            # the last token that starts there is the closing tag's first one
+            if end < self._length and count and self._starts[count - 1] == end:
+                count -= 1
+            self.n_inside = count
             self._is_counted = self.was_closed
 
     def _read_reply(self, piece: bytes, number: int) -> None:
