@@ -1,4 +1,5 @@
-"""Read the terminal's mode (the settings of termios), turn off its echo, and restore the mode.
+"""Read the terminal's mode (the settings of termios), turn off its echo while an answer is written,
+and restore the mode.
 Without a terminal or without termios (Windows) there is no mode.
 """
 
@@ -11,7 +12,8 @@ try:
 except ImportError:
     termios = None  # type: ignore[assignment]
 
-LOCAL_MODES_INDEX = 3  # index of the local modes in the list that tcgetattr returns
+# indexes of the local modes and of the control characters in the list that tcgetattr returns
+LOCAL_MODES_INDEX, CHARACTERS_INDEX = 3, 6
 
 
 def read_mode() -> list[Any] | None:
@@ -23,11 +25,15 @@ def read_mode() -> list[Any] | None:
     return termios.tcgetattr(sys.stdin.fileno())
 
 
-def disable_echo(mode: list[Any]) -> None:
-    """Make the terminal not show the keys that the user types. `mode`: its current mode."""
-    silent_mode = [*mode]
-    silent_mode[LOCAL_MODES_INDEX] &= ~termios.ECHO
-    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, silent_mode)
+def set_quit_key(mode: list[Any], key: bytes) -> None:
+    """Make the terminal send SIGQUIT for `key`, one control character, and not show the keys that
+    the user types. `mode`: its current mode.
+    """
+    changed = [*mode]
+    changed[LOCAL_MODES_INDEX] &= ~termios.ECHO
+    changed[CHARACTERS_INDEX] = [*mode[CHARACTERS_INDEX]]
+    changed[CHARACTERS_INDEX][termios.VQUIT] = key
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, changed)
 
 
 def restore_mode(mode: list[Any]) -> None:

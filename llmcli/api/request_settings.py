@@ -233,7 +233,9 @@ def read_common_fields(
         "ignore_eos": bool(body.ignore_eos),
         "priority": body.priority or 0,
         # If the request sets a length, the answer gets this length, even if it only repeats itself.
-        "allow_repetition": settings.allow_repetition or limit is not None,
+        "allow_repetition": (settings.allow_repetition or limit is not None)
+        if body.endless is None
+        else body.endless,
         "search": search,
         "end_conditions": EndConditions(
             frozenset(body.stop_token_ids or ()),

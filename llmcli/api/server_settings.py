@@ -14,6 +14,8 @@ class ServerSettings:
     - `created`: the Unix time at which the model was loaded.
     - `sampling`, `system`, `stops`, `max_tokens`: defaults for requests that do not set them.
     - `allow_repetition`: whether an answer that only repeats itself goes on.
+    - `reasoning_budget`: the largest number of thinking tokens of an answer whose request sets none;
+      None: any number.
     - `max_answer_tokens`: the largest number of tokens of any answer; a request cannot exceed it.
     - `max_context`: the largest number of tokens of a prompt and its answer; None: the whole
       context.
@@ -45,6 +47,7 @@ class ServerSettings:
     stops: tuple[str, ...] = ()
     max_tokens: int | None = None
     allow_repetition: bool = False
+    reasoning_budget: int | None = None
     max_answer_tokens: int | None = None
     max_context: int | None = None
     slides_context: bool = False

@@ -7,7 +7,8 @@ from typing import Any
 
 from llmcli.api.bodies.base import RequestBody
 from llmcli.api.bodies.generation_fields import GenerationBody
-from llmcli.types import Event, PromptProgress
+from llmcli.runtime.requests.thinking import ThinkingLimit, ThinkingTracker
+from llmcli.types import Event, PromptProgress, TokenTime
 
 NO_PROGRESS = PromptProgress(0, 0, 0, 0.0)
 
@@ -15,10 +16,26 @@ NO_PROGRESS = PromptProgress(0, 0, 0, 0.0)
 class _AnswerTimes:
     """What a stream has reported of one answer: the progress of its prompt, and its tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, thinking: ThinkingLimit | None = None) -> None:
         self.progress = NO_PROGRESS
         self.n_tokens = 0
         self.first_token_ms = self.generate_ms = 0.0  # the latter without the first token
+        self.first_reply_ms: float | None = None
+        self._thinking = ThinkingTracker(thinking) if thinking else None
+
+    def add_token(self, token: TokenTime) -> None:
+        """Add a token of the answer."""
+        if self.n_tokens:
+            self.generate_ms += token.ms
+        else:
+            self.first_token_ms = token.ms
+        self.n_tokens += 1
+        if self._thinking:
+            self._thinking.feed(token.text.encode())
+        if self.first_reply_ms is None and not (
+            self._thinking and self._thinking.answer_start is None
+        ):
+            self.first_reply_ms = self.first_token_ms + self.generate_ms
 
 
 class StreamTelemetry:
@@ -39,17 +56,17 @@ class StreamTelemetry:
     def is_on(self) -> bool:
         return self.has_progress or self.has_timings
 
-    def record(self, event: Event) -> None:
-        """Add an event of the engine. `event.sequence` is the index of its answer."""
-        times = self._answers.setdefault(event.sequence, _AnswerTimes())
+    def record(self, event: Event, thinking: ThinkingLimit | None) -> None:
+        """Add an event of the engine. `event.sequence` is the index of its answer. `thinking`: that
+        of its request.
+        """
+        times = self._answers.get(event.sequence)
+        if times is None:
+            times = self._answers[event.sequence] = _AnswerTimes(thinking)
         if event.progress:
             times.progress = event.progress
         if event.token:
-            if times.n_tokens:
-                times.generate_ms += event.token.ms
-            else:
-                times.first_token_ms = event.token.ms
-            times.n_tokens += 1
+            times.add_token(event.token)
 
     def add_timings(self, number: int, chunks: Iterable[dict[str, Any]]) -> None:
         """Add the field `timings` to chunks of the answer with this index, if the request asks for
@@ -69,6 +86,7 @@ class StreamTelemetry:
             times.n_tokens,
             times.generate_ms,
             times.first_token_ms,
+            times.first_reply_ms,
         )
 
 
@@ -79,9 +97,10 @@ def timings_document(
     n_tokens: int,
     generate_ms: float,
     first_token_ms: float,
+    first_reply_ms: float | None,
 ) -> dict[str, Any]:
-    """Return llama-server's `timings` object, with an additional field `ttft_ms`, the time to the
-    first token. `n_cached`: the tokens of the prompt that were in the cache. `generate_ms`: the time
+    """Return llama-server's `timings` object, with additional fields: `ttft_ms`, the time to the
+    first token, and `ttfo_ms`, the time to the first token of the reply, None before it. `n_cached`: the tokens of the prompt that were in the cache. `generate_ms`: the time
     of the answer's tokens without the first.
     """
     computed, gaps = n_prompt_tokens - n_cached, max(0, n_tokens - 1)
@@ -97,6 +116,7 @@ def timings_document(
         "predicted_per_token_ms": per_token,
         "predicted_per_second": 1e3 / per_token if per_token else 0.0,
         "ttft_ms": first_token_ms,
+        "ttfo_ms": first_reply_ms,
     }
 
 

@@ -79,6 +79,11 @@ def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dic
         "plan": rules.plan.__name__,
         # left out by default, so that batches which an earlier version has begun can be resumed
         **({"endless": True} if settings.allow_repetition else {}),
+        **(
+            {}
+            if settings.reasoning_budget is None
+            else {"reasoning_budget": settings.reasoning_budget}
+        ),
     }
 
 

@@ -154,6 +154,7 @@ def build_settings(hosted: "ServerModel", run_flags: RunFlags, seed: int) -> "Se
         run_flags.stops,
         None if run_flags.predict in (None, -1) else run_flags.predict,
         allow_repetition=run_flags.endless,
+        reasoning_budget=None if run_flags.reasoning_budget == -1 else run_flags.reasoning_budget,
         max_context=min(runner.n_ctx, runner.header.context_length or runner.n_ctx),
     )
 

@@ -44,6 +44,7 @@ class ChatState(PromptSource, Protocol):
     stop_texts: tuple[str, ...]
     ignore_eos: bool
     endless: bool
+    reasoning_budget: int | None
     logprobs: bool
     file_bytes: int
     display: DisplaySettings

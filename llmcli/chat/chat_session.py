@@ -56,6 +56,7 @@ class ChatSession:
     - `stop_texts`: texts that end an answer.
     - `ignore_eos`: continue after the model's end token.
     - `endless`: continue if an answer only repeats itself.
+    - `reasoning_budget`: the largest number of thinking tokens of an answer; None: any number.
     - `logprobs`: compute the log-probability of every drawn token.
     - `file_bytes`: size of the model file when it was loaded. (The file may have changed since.)
     - `model_sha256`: sha256 of the model's files, "" if it is not known.
@@ -100,6 +101,7 @@ class ChatSession:
     counted_tokens: tuple[tuple[object, ...], int] = ((), 0)
     can_prefill: bool = False
     next_draft: str = ""
+    reasoning_budget: int | None = None
     _warned: set[str] = field(default_factory=set)
 
     @property

@@ -108,6 +108,9 @@ class LocalModel(ChatModel):
             grammar_after=chat.opened_tags.closing if chat.opened_tags else "",
             overflow=prompt.overflow,
             can_move_cells=prompt.can_move_cells,
+            thinking=runner.thinking_limit(chat.opened_tags, chat.reasoning_budget)
+            if runner.template
+            else None,
         )
 
     def build_document(self, chat: ChatState, answer: Answer) -> dict[str, Any]:

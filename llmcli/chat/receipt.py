@@ -209,6 +209,7 @@ def _effective_flags(chat: ChatSession, run_flags: RunFlags) -> dict[str, Any]:
         "stops": list(chat.stop_texts),
         "ignore_eos": chat.ignore_eos,
         "endless": chat.endless,
+        "reasoning_budget": chat.reasoning_budget,
         "samples": run_flags.samples if run_flags.samples > 1 else None,
         "reasoning": run_flags.reasoning if run_flags.reasoning != "auto" else None,
         "on_full": conversation.on_full if conversation.on_full != "stop" else None,

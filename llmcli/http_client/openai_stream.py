@@ -58,6 +58,16 @@ def read_model_entries(document: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def has_reply(chunk: dict[str, Any]) -> bool:
+    """Return whether a chunk has text of the reply or a tool call, which thinking is not."""
+    choices = chunk.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return False
+    delta = choices[0].get("delta")
+    content = delta if isinstance(delta, dict) else choices[0]
+    return any(content.get(name) for name in ("content", "text", "tool_calls"))
+
+
 def read_usage(body: dict[str, Any]) -> TokenUsage | None:
     """Return the token counts in the `usage` field of a response or of a stream's last chunk, or
     None without that field.

@@ -41,6 +41,7 @@ class RunFlags:
     ignore_eos: bool = False
     on_full: str = "stop"
     endless: bool = False
+    reasoning_budget: int | None = None
     samples: int = 1
     reasoning: str = "auto"
     markdown: bool = False

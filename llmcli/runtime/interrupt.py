@@ -18,15 +18,22 @@ STOP_SIGNALS = {
     number for name in ("SIGINT", "SIGHUP", "SIGTERM") if (number := getattr(signal, name, None))
 }
 
+# The signal of the key that ends the thinking of an answer (chat/terminal/thinking_key.py); None on
+# Windows.
+THINKING_SIGNAL: int | None = getattr(signal, "SIGQUIT", None)
+
 # Numbers of deferred signals that are not handled yet. A global, because signals belong to the
 # process.
 _deferred_signals: list[int] = []
 
 
 @contextmanager
-def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
+def on_interrupt(
+    action: Callable[[], None], end_thinking: Callable[[], None] | None = None
+) -> Iterator[None]:
     """While the `with` block runs, call `action` for every Ctrl-C and every other signal in
     STOP_SIGNALS. The call comes from another thread. Ctrl-C raises no KeyboardInterrupt.
+    `end_thinking`: called for THINKING_SIGNAL, if the program handles it.
 
     If `defer_interrupts` deferred a Ctrl-C before the block, `action` is called at the start of the
     block. Outside the main thread nothing is changed, because Python allows signal handlers only
@@ -42,6 +49,8 @@ def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
         while number := reader.recv(1):  # a byte with the number of any signal that Python handles
             if number[0] in STOP_SIGNALS:
                 action()
+            elif number[0] == THINKING_SIGNAL and end_thinking:
+                end_thinking()
 
     thread = threading.Thread(target=listen, name="interrupt", daemon=True)
     thread.start()

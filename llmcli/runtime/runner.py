@@ -42,6 +42,7 @@ from llmcli.runtime.open_speculation import DraftTarget, open_speculation
 from llmcli.runtime.requests.beam_settings import TooManyBeams
 from llmcli.runtime.requests.end_conditions import NO_CONDITIONS
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
+from llmcli.runtime.requests.thinking import ThinkingLimit
 from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.scoring.embedder import Embedder
 from llmcli.runtime.strategies.base import Speculation
@@ -53,6 +54,7 @@ from llmcli.runtime.text.reasoning import (
     ThinkingTags,
     find_opened_tags,
 )
+from llmcli.runtime.text.thinking_close import ThinkingClose, find_thinking_close
 from llmcli.runtime.text.tracked_text import TrackedText
 from llmcli.types import Event, Message
 from quant.model_file import load_checks, model_header, read_header
@@ -104,7 +106,7 @@ class Reply:
         that failed.
         """
         try:
-            with on_interrupt(self.stop):
+            with on_interrupt(self.stop, self.end_thinking):
                 while len(self._answers) < len(self.ids):
                     for event in self._engine.step():
                         if event.finish is not None:
@@ -124,6 +126,12 @@ class Reply:
         """
         self._engine.cancel(*self.ids)
         self._context.interrupt()
+
+    def end_thinking(self) -> None:
+        """Make the answers end their thinking, so that their replies follow. This method may be
+        called from any thread.
+        """
+        self._engine.end_thinking(*self.ids)
 
     @property
     def answers(self) -> list[Answer]:
@@ -205,6 +213,7 @@ class Runner:
             self.mapped_bytes = breakdown.mapped_bytes if breakdown else self.header.tensor_bytes
         # bytes of the context that computes prompts
         self.prefill_bytes = parts.prefill_context.nbytes if parts.prefill_context else 0
+        self._thinking_closes: dict[ThinkingTags, ThinkingClose] = {}  # those that were needed
         self._known_turn_marks: frozenset[int] | None = None  # None until they are needed
         self.pooling: str | None = None  # pooling of embeddings; None uses that of the file
         self._embedder: Embedder | None = None
@@ -374,6 +383,45 @@ class Runner:
         tail = b"".join(self.model.piece(token, special=True) for token in tokens[-MAX_TAG_TOKENS:])
         return find_opened_tags(tail.decode("utf-8", "replace"))
 
+    def thinking_limit(self, opened: ThinkingTags | None, budget: int | None) -> ThinkingLimit:
+        """Return how long an answer may think. `opened`: the thinking tags that are open at the end
+        of its prompt, or None. `budget`: the largest number of tokens inside them, or None.
+        """
+        return ThinkingLimit(self._closing_tokens, opened, budget)
+
+    def _closing_tokens(
+        self, tags: ThinkingTags, n_written: int, is_line_start: bool, is_constrained: bool
+    ) -> tuple[int, ...]:
+        """Return the tokens that end thinking in these tags (see ClosingTokens)."""
+        close = self._thinking_closes.get(tags)
+        if close is None:
+            close = self._thinking_closes[tags] = find_thinking_close(self.template, tags)
+        after = "" if is_constrained else close.after
+        rest = tags.closing.encode()[n_written:].decode("utf-8", "replace")
+        if n_written and tags.closing.endswith(rest):
+            return self._tokenize_exactly(rest, after)
+        line_end = "" if is_line_start else close.line_end
+        return self._tokenize_exactly(line_end + close.before + close.tag, after)
+
+    def _tokenize_exactly(self, *texts: str) -> tuple[int, ...]:
+        """Return the tokens of joined texts, in which the names of control tokens become these
+        tokens. A space that the tokenizer puts before a text is left out.
+        """
+        model = self.model
+
+        def spell(tokens: Sequence[int]) -> bytes:
+            return b"".join(model.piece(token, special=True) for token in tokens)
+
+        joined = "".join(texts)
+        tokens = model.tokenize(joined, special=True)
+        if spell(tokens) == joined.encode():
+            return tuple(tokens)
+        tokens = []
+        for text in texts:
+            part = model.tokenize(text, special=True)
+            tokens += part[1:] if spell(part[1:]) == text.encode() else part
+        return tuple(tokens)
+
     def reply(self, request: Request, samples: int = 1) -> Reply:
         """Start an answer to a request, or `samples` answers with different seeds. They are
         generated while the caller iterates over the result.
@@ -401,6 +449,11 @@ class Runner:
             )
         if request.strategy == "beam":
             self._refuse_beams(request)
+            if request.thinking and request.thinking.budget is not None:
+                raise UserError(
+                    "a beam search has no budget of thinking tokens",
+                    hint="leave out --reasoning-budget (-1 in a request: no budget), or the beams",
+                )
         if request.grammar and request.ignore_eos:
             raise UserError(
                 "a grammar says where the answer ends, but --ignore-eos ignores the end",

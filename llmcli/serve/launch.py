@@ -96,6 +96,7 @@ def _build_settings(
         run_flags.stops,
         max_tokens,
         allow_repetition=run_flags.endless,
+        reasoning_budget=None if run_flags.reasoning_budget == -1 else run_flags.reasoning_budget,
         max_context=min(max_context, request.context_per_answer or max_context),
         **more,
     )

@@ -83,6 +83,10 @@ VALUES: dict[str, Any] = {
     "reasoning_effort": "low",
     "reasoning": {"effort": "low"},
     "enable_thinking": False,
+    "thinking_budget_tokens": 5,
+    "reasoning_budget_tokens": 5,
+    "thinking_token_budget": 5,
+    "endless": True,
     "thinking": {"type": "enabled", "budget_tokens": 1024},
     "think": True,
     "output_config": {"effort": "low"},
@@ -138,6 +142,10 @@ OWN_VALUES: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/messages", "tools"): {"tools": [ANTHROPIC_TOOL]},
     ("/v1/messages", "tool_choice"): {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}},
     ("/v1/completions", "logprobs"): {"logprobs": 1},
+    # an answer of a chosen length may repeat itself anyway
+    **{
+        (path, "endless"): {"endless": False} for path in ("/v1/messages", "/completion", "/infill")
+    },
     ("/completion", "logprobs"): {"logprobs": 1},
     ("/infill", "logprobs"): {"logprobs": 1},
     **{

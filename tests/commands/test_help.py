@@ -107,6 +107,7 @@ CHANGED_FIELDS = {
     "model_draft": "x",
     "ngram_draft": "on",
     "reasoning": "off",
+    "reasoning_budget": 5,
 }
 
 

@@ -27,7 +27,7 @@ MAX_SAMPLERS = 64
 
 TokenLimit = Annotated[int, WholeNumber(-1, MAX_TOKENS)]
 Texts = Annotated[str | list[str], Either("text or a list of texts"), MaxEntries(MAX_STOPS)]
-NO_BUDGET = "thinking has no budget; use max_tokens, or enable_thinking with false"
+NO_BUDGET = "only chat completions and responses have it; /v1/messages has thinking.budget_tokens"
 OWN_CACHE = "the cache is shared by all requests and manages itself"
 
 
@@ -63,6 +63,9 @@ class LlmcliFields(RequestBody):
     beams: Any = honored("search with this many beams instead of sampling")
     length_penalty: Any = honored("exponent of the length in the score of a beam")
     early_stopping: Any = honored("when a beam search ends: yes, no or never")
+    endless: bool | None = honored(
+        "whether an answer that only repeats itself goes on; structured output always does"
+    )
     priority: Annotated[int, WholeNumber(-MAX_PRIORITY, MAX_PRIORITY)] | None = honored(
         "waiting requests with a higher priority start first; above 0 only if the server allows it"
     )
@@ -114,7 +117,7 @@ class LlamaServerFields(RequestBody):
     lora: Any = refused("load it with the model")
     adaptive_target: float | None = refused("the sampler adaptive-p is not supported")
     adaptive_decay: Any = ignored("it belongs to adaptive_target, which is refused")
-    reasoning_control: Any = refused("thinking cannot be ended from outside")
+    reasoning_control: Any = ignored("it belongs to chat completions")
     reasoning_budget_tokens: Any = refused(NO_BUDGET)
     thinking_budget_tokens: Any = refused(NO_BUDGET)
     reasoning_budget_message: Any = ignored("it belongs to reasoning_budget_tokens")
@@ -168,7 +171,9 @@ class VllmFields(RequestBody):
     prompt_logprobs: Any = refused("use echo with logprobs of /v1/completions")
     logprob_token_ids: Any = refused("use logprobs with top_logprobs")
     watermarking: Any = refused("answers have no watermark")
-    repetition_detection: Any = refused("an answer that only repeats itself ends by itself")
+    repetition_detection: Any = refused(
+        "an answer that only repeats itself ends by itself, unless endless is true"
+    )
     thinking_token_budget: Any = refused(NO_BUDGET)
     return_tokens_as_token_ids: bool | None = honored(
         "log-probabilities name a token token_id:NUMBER"

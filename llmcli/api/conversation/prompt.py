@@ -85,8 +85,23 @@ class RenderedPrompt:
             self.splits_thinking,
         )
 
+    @property
+    def structure_marks(self) -> dict[str, Any]:
+        """Keyword arguments for Request: the marks that begin a tool call, anywhere or at the
+        beginning of the reply.
+        """
+        call_format = self.call_format
+        if call_format is None:
+            return {}
+        name = "structure_starts" if call_format.starts_answer else "structure_marks"
+        return {name: call_format.openings}
+
     def count_thinking(self, answer: Answer) -> int:
-        """Return the number of tokens at the beginning of an answer that are thinking."""
+        """Return the number of thinking tokens of an answer. Those of a beam search are counted
+        here, with their tags, because nothing follows its thinking.
+        """
+        if not answer.beams:
+            return answer.n_thinking
         splitter, thinking = self.new_splitter(), 0
         for number, token in enumerate(answer.tokens):
             kinds = {piece.kind for piece in splitter.feed(token.text)}

@@ -1,11 +1,12 @@
 """The fields of a conversation that reach the chat template: switches of thinking, documents, and
 the template's own variables.
 
-Each vendor has a field of its own to switch thinking. They set two things here: the effort, which
-some templates read, and whether the model thinks at all. An effort of "none" or "minimal" switches
-thinking off.
+Each vendor has a field of its own to switch thinking. They set three things here: the effort, which
+some templates read, whether the model thinks at all, and how many tokens it may think. An effort of
+"none" or "minimal" switches thinking off.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from llmcli.api.bodies.base import (
@@ -18,6 +19,7 @@ from llmcli.api.bodies.base import (
     noted,
     refused,
 )
+from llmcli.api.bodies.generation_fields import TokenLimit
 from llmcli.api.conversation.conversation_text import DOCUMENTS
 from llmcli.api.errors import ApiError
 from llmcli.runtime.text.chat_template import ChatTemplate
@@ -32,6 +34,17 @@ MAX_DOCUMENTS = 1000
 # Template variables that the server sets, so that a request must not set them.
 RESERVED_VARIABLES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 EFFORT_VARIABLE = "reasoning_effort"
+# The largest number of thinking tokens of each effort, for a template without that variable. None:
+# no limit.
+EFFORT_BUDGETS: Mapping[ReasoningEffort, int | None] = {
+    "none": 0,
+    "minimal": 0,
+    "low": 512,
+    "medium": 2048,
+    "high": 8192,
+    "xhigh": 32768,
+    "max": None,
+}
 THINKING_MARK = "</think>"  # in the templates of models that may think
 NO_SWITCH = "the choice of thinking has no effect: this model's chat template cannot switch it"
 SWITCH_WORDS = f"true or false, or one of {', '.join(get_args(ReasoningEffort))}"
@@ -47,8 +60,15 @@ class ThinkingSwitch(RequestBody):
     )
     effort: ReasoningEffort | None = honored("how much the model thinks; none: not at all")
     enabled: bool | None = honored("whether the model thinks")
-    budget_tokens: Any = noted("the model decides how long it thinks; use max_tokens")
+    budget_tokens: TokenLimit | None = honored(
+        "the largest number of thinking tokens, after which the answer follows; -1: no limit"
+    )
     display: Any = noted("thinking is always returned in full", "summarized")
+
+    @property
+    def budget(self) -> int | None:
+        """The largest number of thinking tokens, -1 for no limit; None if the object has none."""
+        return self.budget_tokens
 
     @property
     def is_on(self) -> bool | None:
@@ -65,10 +85,17 @@ class ReasoningOptions(ThinkingSwitch):
     exclude: bool | None = honored("leave the thinking out of the answer of a chat completion")
     summary: Any = ignored("thinking is returned in full")
     generate_summary: Any = ignored("thinking is returned in full")
-    max_tokens: Any = noted("the model decides how long it thinks; use max_tokens of the request")
+    max_tokens: TokenLimit | None = honored(
+        "the largest number of thinking tokens, after which the answer follows; -1: no limit"
+    )
     encrypted_content: Any = ignored("thinking is returned in full")
     context: Any = ignored("the model does not receive earlier thinking")
     mode: Any = ignored("there is one kind of thinking")
+
+    @property
+    def budget(self) -> int | None:
+        """The largest number of thinking tokens, -1 for no limit; None if the object has none."""
+        return self.budget_tokens if self.max_tokens is None else self.max_tokens
 
 
 class ReasoningFields(RequestBody):
@@ -92,6 +119,16 @@ class ReasoningFields(RequestBody):
     enable_thinking: Annotated[bool | ReasoningEffort, Either(SWITCH_WORDS)] | None = honored(
         "whether the model thinks, in Qwen's spelling"
     )
+    thinking_budget_tokens: TokenLimit | None = honored(
+        "the largest number of thinking tokens, in llama-server's spelling; -1: no limit"
+    )
+    reasoning_budget_tokens: TokenLimit | None = honored("the same as thinking_budget_tokens")
+    thinking_token_budget: TokenLimit | None = honored(
+        "the largest number of thinking tokens, in vLLM's spelling; -1: no limit"
+    )
+    reasoning_control: Any = ignored(
+        "the thinking of each answer can be ended with /v1/chat/completions/control"
+    )
 
     @property
     def excludes_thinking(self) -> bool:
@@ -113,6 +150,19 @@ class ReasoningFields(RequestBody):
             elif value is not None:
                 effort = value
         return effort, effort not in NO_THINKING if is_on is None and effort else is_on
+
+    def named_budget(self) -> int | None:
+        """Return the number of thinking tokens that the request names, -1 for no limit; None if it
+        names none.
+        """
+        switches = (getattr(self, name) for name in SWITCHES)
+        budgets = (
+            *(value.budget for value in switches if isinstance(value, ThinkingSwitch)),
+            self.thinking_budget_tokens,
+            self.reasoning_budget_tokens,
+            self.thinking_token_budget,
+        )
+        return next((budget for budget in budgets if budget is not None), None)
 
 
 class TemplateFields(RequestBody):
@@ -163,6 +213,29 @@ def read_template_variables(
     return values
 
 
+def read_thinking_budget(
+    body: ReasoningFields, template: ChatTemplate | None, default: int | None
+) -> int | None:
+    """Return the largest number of thinking tokens of a request's answer, or None for any number.
+    `default`: that of the server.
+
+    A number in the request comes first. Without one, a model that cannot be told not to think ends
+    its thinking at once if the request switches it off, and an effort becomes the number in
+    EFFORT_BUDGETS if the template has no variable for it.
+    """
+    effort, is_on = body.thinking_choice()
+    variables = template.variables if template else frozenset()
+    has_switch = EFFORT_VARIABLE in variables or bool(template and template.thinking_variables)
+    if is_on is False and not has_switch:
+        return 0
+    named = body.named_budget()
+    if named is not None:
+        return None if named < 0 else named
+    if effort and is_on and EFFORT_VARIABLE not in variables:
+        return EFFORT_BUDGETS[effort]
+    return default
+
+
 def _thinking_variables(
     body: ReasoningFields, template: ChatTemplate | None, notes: list[str]
 ) -> dict[str, Any]:
@@ -171,6 +244,8 @@ def _thinking_variables(
         return {}
     switches = template.thinking_values(is_on)
     has_effect = bool(switches) or (effort is not None and EFFORT_VARIABLE in template.variables)
-    if not has_effect and (is_on or (is_on is False and THINKING_MARK in template.source)):
+    # an effort without a variable becomes a budget, and thinking without a switch is ended at once
+    has_budget = effort is not None and THINKING_MARK in template.source
+    if is_on and not has_effect and not has_budget:
         notes.append(NO_SWITCH)
     return {**({} if effort is None else {EFFORT_VARIABLE: effort}), **switches}

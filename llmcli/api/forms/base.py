@@ -185,7 +185,8 @@ class ApiForm(ABC):
         telemetry = self.telemetry
         if not telemetry.is_on:
             return list(self.stream_event(event))
-        telemetry.record(event)
+        request = self.requests[event.sequence // self.n_samples]
+        telemetry.record(event, request.thinking)
         chunks = list(self.stream_event(event))
         if event.progress and telemetry.has_progress:
             chunk = self.progress_chunk(event.sequence)
@@ -318,6 +319,7 @@ def answer_timings(answer: Answer) -> Document:
         len(answer.tokens),
         answer.generate_ms,
         answer.ttft_ms,
+        answer.ttfo_ms,
     )
     if answer.n_drafted is not None:
         timings |= {"draft_n": answer.n_drafted, "draft_n_accepted": answer.n_accepted}

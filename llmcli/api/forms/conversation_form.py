@@ -35,6 +35,7 @@ from llmcli.api.conversation.template_fields import (
     ReasoningFields,
     TemplateFields,
     read_template_variables,
+    read_thinking_budget,
 )
 from llmcli.api.conversation.tool_fields import (
     MAX_TOOLS,
@@ -179,6 +180,11 @@ class ConversationForm(ApiForm):
                 max_tokens=max_tokens,
                 grammar_after=opened_tags.closing if opened_tags else "",
                 locate=self.prompt.locate,
+                thinking=runner.thinking_limit(
+                    opened_tags,
+                    read_thinking_budget(chat, runner.template, settings.reasoning_budget),
+                ),
+                **self.prompt.structure_marks,
                 **request_settings.context_fields(chat, runner, settings, len(tokens), *n_answers),
                 **request_settings.with_logprobs(options, runner, chat, self.has_logprobs, top),
             ),

@@ -29,6 +29,7 @@ from llmcli.api.conversation.template_fields import (
     ReasoningFields,
     TemplateFields,
     read_template_variables,
+    read_thinking_budget,
 )
 from llmcli.api.conversation.tool_call_stream import OutputPiece
 from llmcli.api.conversation.tool_fields import (
@@ -210,6 +211,11 @@ class ResponsesForm(ApiForm):
                 tokens,
                 max_tokens=max_tokens,
                 grammar_after=opened_tags.closing if opened_tags else "",
+                thinking=runner.thinking_limit(
+                    opened_tags,
+                    read_thinking_budget(body, runner.template, settings.reasoning_budget),
+                ),
+                **self.prompt.structure_marks,
                 **request_settings.context_fields(body, runner, settings, len(tokens)),
                 **request_settings.with_logprobs(
                     options, runner, body, self.has_logprobs, body.top_logprobs or 0

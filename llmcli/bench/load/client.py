@@ -153,6 +153,8 @@ async def _read_stream(response: StreamResponse, job: LoadJob, answer: LoadAnswe
             count, finish = openai_stream.count_tokens(chunk)
             if count:
                 answer.arrival_times.append(now)
+                if answer.reply_time is None and openai_stream.has_reply(chunk):
+                    answer.reply_time = now
                 answer.token_counts.append(count)
             answer.finish_reason = finish or answer.finish_reason
             if token_usage := openai_stream.read_usage(chunk):

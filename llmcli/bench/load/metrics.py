@@ -22,13 +22,14 @@ PERCENTILES = {
     "p99": (0.99, 100),
     "p99.9": (0.999, 1000),
 }
-TIME_METRICS = ("ttft", "tpot", "itl", "e2el")
+TIME_METRICS = ("ttft", "ttfo", "tpot", "itl", "e2el")
 MAX_LATE_SECONDS = 0.010  # if the client's event loop is later (p99), the results are doubtful
 # share of one CPU; if the client uses more, the client itself may limit the measured speed
 MAX_CLIENT_CPU = 0.7
 METRIC_DEFINITIONS = {
     "ttft": "time to first token: from the due time (closed loop: sending) to the first text, "
     "including queueing and prefill",
+    "ttfo": "time to first answer token: from the due time to the first text that is not thinking",
     "tpot": "time per output token: (last text - first text) / (output tokens - 1), one value per "
     "request",
     "itl": "inter-token latency: the gaps between arrivals of text of all requests",
@@ -190,6 +191,8 @@ def metric_seconds(name: str, answers: Sequence[LoadAnswer]) -> list[float]:
     match name:
         case "ttft":
             return [answer.ttft for answer in answers]
+        case "ttfo":
+            return [answer.ttfo for answer in answers if answer.ttfo is not None]
         case "tpot":
             return [answer.tpot for answer in answers if answer.tpot is not None]
         case "itl":

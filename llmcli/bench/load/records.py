@@ -27,7 +27,8 @@ class LoadAnswer:
 
     `scheduled`: when the request was due. `sent`: when it was sent. `arrival_times`: when each
     chunk with text arrived. `token_counts`: the number of tokens in each of these chunks, counted
-    from token ids or logprobs; 1 if the chunk has neither. `output_tokens`: the server's own count
+    from token ids or logprobs; 1 if the chunk has neither. `reply_time`: when the first text arrived
+    that is not thinking. `output_tokens`: the server's own count
     (usage). `error`: the kind of error, such as "http 429" or "timeout". `error_message`: the
     server's text about the error. `measured`: whether the request counts in the measurement.
     """
@@ -46,6 +47,7 @@ class LoadAnswer:
     cancelled: bool = False
     measured: bool = False
     open_requests: int = 0  # number of unanswered requests when this one was due
+    reply_time: float | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -70,6 +72,13 @@ class LoadAnswer:
     def ttft(self) -> float:
         """Time to first token: seconds from when the request was due to its first text."""
         return self.arrival_times[0] - self.scheduled
+
+    @property
+    def ttfo(self) -> float | None:
+        """Time to first answer token: seconds from when the request was due to its first text that
+        is not thinking; None if the answer has none.
+        """
+        return None if self.reply_time is None else self.reply_time - self.scheduled
 
     @property
     def tpot(self) -> float | None:

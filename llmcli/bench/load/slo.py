@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from llmcli.bench.load.records import LoadAnswer
 from llmcli.errors import UserError
 
-SLO_METRICS = ("ttft", "tpot", "e2el")
-SLO_HINT = "--slo ttft:2000,tpot:100 (milliseconds; also e2el)"
+SLO_METRICS = ("ttft", "ttfo", "tpot", "e2el")
+SLO_HINT = "--slo ttft:2000,tpot:100 (milliseconds; also ttfo and e2el)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,17 @@ class Slo:
 
     def worst_ratio(self, answer: LoadAnswer) -> float:
         """Return the largest ratio of a measured time to its limit; infinity for a failed answer.
-        For an answer with a single token, the time per output token counts as 0.
+        For an answer with a single token, the time per output token counts as 0. An answer that only thinks exceeds every limit of ttfo.
         """
         if not answer.is_complete:
             return math.inf
-        seconds = {"ttft": answer.ttft, "tpot": answer.tpot or 0.0, "e2el": answer.e2el}
+        ttfo = math.inf if answer.ttfo is None else answer.ttfo
+        seconds = {
+            "ttft": answer.ttft,
+            "ttfo": ttfo,
+            "tpot": answer.tpot or 0.0,
+            "e2el": answer.e2el,
+        }
         return max(seconds[name] * 1e3 / limit for name, limit in self.limits.items())
 
 

@@ -25,6 +25,7 @@ from llmcli.charts.scale import format_number
 
 METRIC_LABELS = {
     "ttft": "time to first token",
+    "ttfo": "time to first answer token",
     "tpot": "time per token",
     "itl": "gaps between tokens",
     "e2el": "whole answer",

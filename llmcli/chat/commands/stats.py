@@ -59,12 +59,23 @@ def show_stats(chat: ChatSession, argument: str) -> None:
                 ),
             ),
             ("first token", f"{mean_ttft_ms:.0f} ms on average"),
+            *_reply_rows(chat),
             *_reading_rows(chat),
             *drafted,
         ],
     )
     if chat.model.has_tokenizer:
         chat.ui.table(("this conversation", "tokens"), _token_rows(chat), right=("tokens",))
+
+
+def _reply_rows(chat: ChatSession) -> list[tuple[str, str]]:
+    """Return a table row with the mean time to the first token of the reply, or no row if the model
+    has not thought.
+    """
+    totals = chat.totals
+    if not totals.thinking_tokens or not totals.replies:
+        return []
+    return [("first reply token", f"{totals.ttfo_ms / totals.replies:.0f} ms on average")]
 
 
 def _reading_rows(chat: ChatSession) -> list[tuple[str, str]]:

@@ -18,6 +18,8 @@ class SessionTotals:
     - `prompt_tokens`, `reused_tokens`: tokens of all prompts, and how many were in the cache.
     - `generated_tokens`, `thinking_tokens`: all generated tokens, and how many were thinking.
     - `ttft_ms`: sum of the times to the first token.
+    - `ttfo_ms`: sum of the times to the first token of the reply. `replies`: number of answers with
+      a reply, which an answer that only thinks lacks.
     - `best_tokens_per_second`: speed of the fastest answer of at least MIN_SPEED_TOKENS tokens.
     - `drafted_tokens`, `accepted_tokens`: tokens of speculative decoding.
     - `n_gaps`: number of generated tokens without the first token of each answer. `generate_ms` is
@@ -33,6 +35,8 @@ class SessionTotals:
     prompt_ms: float = 0.0
     generate_ms: float = 0.0
     ttft_ms: float = 0.0
+    ttfo_ms: float = 0.0
+    replies: int = 0
     best_tokens_per_second: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -50,6 +54,9 @@ class SessionTotals:
         self.thinking_tokens += _count_tokens_within(answer, thinking_chars)
         self.generate_ms += answer.generate_ms
         self.ttft_ms += answer.ttft_ms
+        if answer.ttfo_ms is not None:
+            self.ttfo_ms += answer.ttfo_ms
+            self.replies += 1
         self.drafted_tokens += answer.n_drafted or 0
         self.accepted_tokens += answer.n_accepted
         self.n_gaps += max(0, answer.n_generated - 1)

@@ -154,6 +154,8 @@ def _timing_record(runner: Runner, answer: Answer) -> dict[str, Any]:
         "prompt_ms": answer.prompt_ms,
         "prompt_per_second": answer.prompt_per_second,
         "ttft_ms": answer.ttft_ms,
+        "ttfo_ms": answer.ttfo_ms,
+        "thinking_tokens": answer.n_thinking,
         "generated_tokens": len(answer.tokens),
         "generate_ms": answer.generate_ms,
         "tokens_per_second": answer.tokens_per_second,
@@ -212,12 +214,14 @@ def used_cache_bytes(cache: KVCache, used: int) -> int:
 
 def format_timing(runner: Runner, answer: Answer, shows_load: bool = False) -> str:
     """Return the line about the time of an answer, for example `[ttft 41 ms · prefill 12 tok
-    298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99 12.1 ms · KV …]`. `shows_load`: end it
-    with the time to load the model.
+    298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99 12.1 ms · KV …]`. After thinking, it
+    also has the time to the first token of the reply. `shows_load`: end it with the time to load
+    the model.
     """
     gap_ms = token_gaps(answer)
     parts = [
         f"ttft {answer.ttft_ms:.0f} ms",
+        *_describe_thinking([answer]),
         _describe_prefill(answer),
         f"{len(answer.tokens)} tok {answer.tokens_per_second:.1f} tok/s",
         f"p50 {percentile(gap_ms, 0.5):.1f} p99 {percentile(gap_ms, 0.99):.1f} ms",
@@ -257,6 +261,7 @@ def format_samples_timing(runner: Runner, answers: Sequence[Answer]) -> str:
     parts = [
         f"{len(answers)} samples",
         f"ttft {first.ttft_ms:.0f} ms",
+        *_describe_thinking(answers),
         _describe_prefill(first),
         f"{n_generated} tok {rate:.1f} tok/s together",
         _describe_cache(runner),
@@ -284,6 +289,18 @@ def _describe_drafts(runner: Runner, answer: Answer) -> list[str]:
         "nothing drafted: no guess was likely enough, because here "
         f"{PASS_ROWS[0]} tokens at once take {ratio:.1f} passes"
     ]
+
+
+def _describe_thinking(answers: Sequence[Answer]) -> list[str]:
+    """Return a text about the thinking for the timing line: the time to the first token of the
+    first reply, and the number of thinking tokens. Empty list if the model has not thought.
+    """
+    n_thinking = sum(answer.n_thinking for answer in answers)
+    if all(answer.answer_start == 0 or not answer.tokens for answer in answers):
+        return []
+    times = [answer.ttfo_ms for answer in answers if answer.ttfo_ms is not None]
+    reply = f"ttfo {min(times):.0f} ms" if times else "no reply"
+    return [f"{reply} after {n_thinking} thinking tok"]
 
 
 def _describe_grammar(answer: Answer) -> list[str]:

@@ -47,6 +47,7 @@ class ServerKind:
       field in a request.
     - `grammar_path`: the names of the nested fields that hold a GBNF grammar; () if it takes none.
     - `reasoning`: the fields that turn thinking off and on; empty if it has none.
+    - `has_reasoning_budget`: whether it has OpenRouter's field `reasoning.max_tokens`.
     - `is_known`: whether it was recognized. An unknown server gets every setting under the name
       that llama-server uses, and may ignore it.
     """
@@ -55,16 +56,17 @@ class ServerKind:
     field_names: Mapping[str, str]
     grammar_path: tuple[str, ...] = ()
     reasoning: Mapping[bool, Mapping[str, Any]] = field(default_factory=dict)
+    has_reasoning_budget: bool = False
     is_known: bool = True
 
 
 _TEMPLATE_SWITCH = {
     value: {"chat_template_kwargs": {"enable_thinking": value}} for value in (False, True)
 }
-UNKNOWN = ServerKind("unknown", LLAMA_NAMES, ("grammar",), _TEMPLATE_SWITCH, is_known=False)
+UNKNOWN = ServerKind("unknown", LLAMA_NAMES, ("grammar",), _TEMPLATE_SWITCH, True, is_known=False)
 # by the value of `owned_by`
 KINDS = {
-    "llmcli": ServerKind("llmcli", LLAMA_NAMES, ("grammar",), _TEMPLATE_SWITCH),
+    "llmcli": ServerKind("llmcli", LLAMA_NAMES, ("grammar",), _TEMPLATE_SWITCH, True),
     "llamacpp": ServerKind("llama-server", LLAMA_NAMES, ("grammar",), _TEMPLATE_SWITCH),
     "vllm": ServerKind("vLLM", VLLM_NAMES, ("structured_outputs", "grammar"), _TEMPLATE_SWITCH),
     "sglang": ServerKind("SGLang", VLLM_NAMES, (), _TEMPLATE_SWITCH),

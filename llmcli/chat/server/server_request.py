@@ -66,12 +66,17 @@ def build_request(
         chat.warn_once(f"reasoning is set, but not sent: {kind.name} has no field for it")
     elif reasoning is not None:
         document |= kind.reasoning[reasoning]
+    if chat.reasoning_budget is not None and not kind.has_reasoning_budget:
+        chat.warn_once(f"reasoning_budget is set, but not sent: {kind.name} has no field for it")
+    elif chat.reasoning_budget is not None:
+        document["reasoning"] = {"max_tokens": chat.reasoning_budget}
     if conversation.constraint:
         document |= build_constraint(kind, conversation.constraint)
     if not kind.is_known:
         uncertain = [
             *(name for name in values if name not in OPENAI_NAMES),
             *(["reasoning"] if reasoning is not None else []),
+            *(["reasoning_budget"] if chat.reasoning_budget is not None else []),
             *(["grammar"] if conversation.constraint and "grammar" in document else []),
         ]
         if uncertain:

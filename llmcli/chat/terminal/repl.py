@@ -5,8 +5,7 @@ Tab completion.
 import asyncio
 import errno
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,7 +21,6 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import get_cwidth
 
-from llmcli import terminal_mode
 from llmcli.chat.ask import FENCE
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.input_loop import handle_line, is_closed
@@ -30,6 +28,7 @@ from llmcli.chat.terminal import status_line
 from llmcli.chat.terminal.completion import complete_line
 from llmcli.chat.terminal.hangup import discard_output, handle_hangup
 from llmcli.chat.terminal.message_cost import MessageCost
+from llmcli.chat.terminal.thinking_key import answer_keys
 from llmcli.runtime.interrupt import defer_interrupts, pop_interrupt
 from llmcli.ui import escape_controls
 from quant.errors import UserError
@@ -75,7 +74,7 @@ def _run_loop(chat: ChatSession, session: PromptSession[str]) -> None:
         except EOFError:
             return
         try:
-            with _disable_echo():
+            with answer_keys():
                 handle_line(chat, _replace_surrogates(text).strip())
         except KeyboardInterrupt:
             chat.ui.note("(stopped)")
@@ -172,22 +171,6 @@ def _key_bindings() -> KeyBindings:
         event.current_buffer.newline(copy_margin=False)
 
     return keys
-
-
-@contextmanager
-def _disable_echo() -> Iterator[None]:
-    """While the with block runs, do not echo typed keys, because they would appear in the middle of
-    the answer. They appear in the next input line.
-    """
-    mode = terminal_mode.read_mode()
-    if mode is None:
-        yield
-        return
-    terminal_mode.disable_echo(mode)
-    try:
-        yield
-    finally:
-        terminal_mode.restore_mode(mode)
 
 
 def _replace_surrogates(text: str) -> str:

@@ -59,7 +59,7 @@ SearchOptions = Annotated[
             help="concurrency, rate or both: find the largest that meets --slo.",
         ),
         slo=typer.Option(
-            "--slo", metavar="LIMITS", help="Limits in ms: ttft:2000,tpot:100 (also e2el)."
+            "--slo", metavar="LIMITS", help="Limits in ms: ttft:2000,tpot:100 (also ttfo, e2el)."
         ),
         percent=typer.Option(
             "--percent",

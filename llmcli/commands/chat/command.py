@@ -512,6 +512,9 @@ def _open_chat(
             run_flags.ignore_eos,
             run_flags.endless,
             logprobs,
+            reasoning_budget=None
+            if run_flags.reasoning_budget == -1
+            else run_flags.reasoning_budget,
             file_bytes=opened_model.file_bytes,
             model_sha256=opened_model.sha256,
             models=models,

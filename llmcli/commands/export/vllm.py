@@ -44,6 +44,7 @@ REQUEST_OPTIONS = {
     "constraint": "as `response_format` in each request",
     "model_draft": "with vLLM's --speculative-config",
     "reasoning": "as `chat_template_kwargs` in each request",
+    "reasoning_budget": "as `thinking_token_budget` in each request",
     "logprobs": "as `logprobs` in each request",
     "samples": "as `n` in each request",
     "raw": "by using /v1/completions",

@@ -140,6 +140,19 @@ ANSWER_FLAGS = (
             f"--on-full takes one of: {', '.join(ON_FULL_MODES)}",
         ),
     ),
+    Flag(
+        "reasoning_budget",
+        ("--reasoning-budget",),
+        int,
+        "maximum number of thinking tokens in an answer, whose reply then follows; 0 = no thinking, "
+        "-1 = no limit [-1]",
+        "N",
+        _require(
+            "--reasoning-budget",
+            lambda count: count >= -1,
+            "--reasoning-budget takes a whole number of tokens, -1 = no limit",
+        ),
+    ),
     Flag("endless", ("--endless",), bool, "continue when the answer only repeats itself"),
     Flag(
         "samples",
@@ -336,7 +349,15 @@ FIT_FLAGS = (
 PANEL_FLAGS: Mapping[str, tuple[str, ...]] = {
     panels.MODEL: ("model", "quant", "offline", "trust", "chat_template", "raw"),
     panels.PROMPT: ("prompt", "file", "system", "system_file"),
-    panels.ANSWER: ("predict", "stops", "ignore_eos", "endless", "samples", "reasoning"),
+    panels.ANSWER: (
+        "predict",
+        "stops",
+        "ignore_eos",
+        "endless",
+        "samples",
+        "reasoning",
+        "reasoning_budget",
+    ),
     panels.FORMAT: tuple(flag.name for flag in CONSTRAINT_FLAGS),
     panels.SAMPLING: tuple(flag.name for flag in BEAM_FLAGS),
     panels.CONTEXT: ("ctx_size", "on_full", "cache_type_k", "cache_type_v", "fit"),
@@ -480,6 +501,7 @@ ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
     "--reproducible": lambda flags: flags.options.reproducible,
     "--rpc": lambda flags: flags.placement.rpc is not None,
     "-dev, -sm, -mg, -ts or -ot": lambda flags: flags.placement.moves_work,
+    "--reasoning-budget": lambda flags: flags.reasoning_budget not in (None, -1),
     "-p": lambda flags: flags.prompt is not None,
     "-f": lambda flags: flags.file is not None,
     "--raw": lambda flags: flags.raw,
@@ -493,6 +515,11 @@ CONFLICTS = (
         "--samples and --beams cannot be combined: a beam search does not sample",
     ),
     Conflict("--logprobs", "--beams", "--logprobs is not available with --beams"),
+    Conflict(
+        "--reasoning-budget",
+        "--beams",
+        "--reasoning-budget does not work with --beams: a beam search draws no single text",
+    ),
     *(
         Conflict(draft, several, f"{draft} drafts for one answer and does not work with {several}")
         for draft in ("--model-draft", "--ngram-draft", "--draft")

@@ -25,6 +25,7 @@ from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS, is_repetitive
 from llmcli.runtime.requests.request import NO_REPLAY, Answer, Request
 from llmcli.runtime.requests.sequence import Sequence, SharedPrefix
+from llmcli.runtime.requests.thinking import ThinkingTracker
 from llmcli.runtime.sampling import N_SEEDS
 from llmcli.runtime.sampling.chain import (
     JointDraw,
@@ -221,6 +222,8 @@ class Engine:
             prefix=SharedPrefix(prompt_source, len(request.tokens)) if prompt_source else None,
             replayed=request.replays[number] if request.replays else NO_REPLAY,
         )
+        if request.thinking and request.strategy != "beam":
+            sequence.thinking = ThinkingTracker(request.thinking)
         sequence.checkpoint_lengths = self._checkpoint_lengths(request)
         if request.checks_repetition:
             sequence.repetition_check_at = TOKENS_BETWEEN_CHECKS
@@ -264,6 +267,19 @@ class Engine:
             RunningPass(n_cancelled, len(current_pass.tokens) - n_cancelled, row_seconds)
         ):
             self.context.interrupt()
+
+    def end_thinking(self, *sequences: int) -> bool:
+        """Make answers end their thinking with their next token, so that their reply follows. An
+        answer that has not begun ends it as soon as it thinks. Return False if none of them thinks
+        or may still begin to. Any thread may call this.
+        """
+        has_effect = False
+        for number in sequences:
+            live = self._live.get(number)
+            thinking = live.thinking if live else None
+            if thinking and (thinking.is_open or not thinking.n_tokens):
+                thinking.must_end = has_effect = True
+        return has_effect
 
     def abort(self, sequence: int) -> None:
         """End a sequence at once and discard its answer. Its cells stay cached."""
@@ -558,8 +574,12 @@ class Engine:
             return [self._close(sequence, "failed")]
         if finish is None and len(sequence.times) >= sequence.repetition_check_at:
             sequence.repetition_check_at = len(sequence.times) + TOKENS_BETWEEN_CHECKS
-            is_loop = is_repetitive(sequence.text) and not sequence.is_constrained
-            finish = "repetition" if is_loop else None
+            thinking = sequence.thinking
+            if is_repetitive(sequence.text) and not sequence.is_constrained:
+                if thinking and thinking.is_bounded:
+                    thinking.must_end = True  # a reply follows
+                else:
+                    finish = "repetition"
         return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:

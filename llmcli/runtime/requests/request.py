@@ -9,6 +9,7 @@ from llmcli.runtime.requests.context_overflow import OverflowPolicy
 from llmcli.runtime.requests.draft_counts import DraftCounts
 from llmcli.runtime.requests.end_conditions import NO_CONDITIONS, EndConditions
 from llmcli.runtime.requests.placement_options import PLACEMENT_FIELDS, PlacementOptions
+from llmcli.runtime.requests.thinking import ThinkingLimit
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Finish, TokenTime
@@ -117,6 +118,10 @@ class Request:
     - `locate`: returns the place in the conversation, such as "message 2 (user)", of the text after
       a given beginning of the prompt's text; "" if it is unknown.
     - `end_conditions`: further conditions for the end of the answer.
+    - `thinking`: how long the answer may think; None for a text that is not a conversation, whose
+      thinking is not followed. A beam search ignores it.
+    - `structure_marks`, `structure_starts`: texts that begin a tool call, anywhere or at the
+      beginning of the reply. From there on the answer is not checked for repetition.
     """
 
     tokens: tuple[int, ...]
@@ -145,6 +150,9 @@ class Request:
     replays: tuple[ReplayedAnswer, ...] = ()
     end_conditions: EndConditions = NO_CONDITIONS
     locate: Callable[[str], str] = field(default=lambda beginning: "", compare=False, repr=False)
+    thinking: ThinkingLimit | None = None
+    structure_marks: tuple[str, ...] = ()
+    structure_starts: tuple[str, ...] = ()
 
     @property
     def is_background(self) -> bool:
@@ -193,6 +201,9 @@ class Answer:
       samples, only the first has them.
     - `queue_ms`: time from the call to the first pass over the prompt.
     - `slot`: the slot in which the answer ran; -1 if it never ran.
+    - `n_thinking`: the tokens between the thinking tags, or as many of them as there are.
+    - `answer_start`: the number of tokens before the first one of the reply; None if the answer has
+      only thinking.
     """
 
     text: str
@@ -214,6 +225,8 @@ class Answer:
     prompt_scores: tuple[TokenScore, ...] = ()
     queue_ms: float = 0.0
     slot: int = -1
+    n_thinking: int = 0
+    answer_start: int | None = 0
 
     @property
     def n_generated(self) -> int:
@@ -224,6 +237,16 @@ class Answer:
     def ttft_ms(self) -> float:
         """Return the milliseconds from the user's call to the text of the first token."""
         return self.tokens[0].ms if self.tokens else 0.0
+
+    @property
+    def ttfo_ms(self) -> float | None:
+        """Return the milliseconds from the user's call to the text of the first token of the reply,
+        which is the first token of all if the model does not think. Return None without a reply.
+        """
+        start = self.answer_start
+        if start is None or start >= len(self.tokens):
+            return None
+        return sum(token.ms for token in self.tokens[: start + 1])
 
     @property
     def generate_ms(self) -> float:

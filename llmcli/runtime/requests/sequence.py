@@ -25,6 +25,7 @@ from llmcli.runtime.requests.request import (
     ReplayedAnswer,
     Request,
 )
+from llmcli.runtime.requests.thinking import ThinkingTracker
 from llmcli.runtime.requests.token_tree import NO_DRAFT, TokenTree
 from llmcli.runtime.sampling.chain import PlannedDraw, RowLogits
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore, top_logprobs
@@ -166,6 +167,7 @@ class Sequence:
 
     # Answer
     replayed: ReplayedAnswer = NO_REPLAY  # the start that another process has already sent
+    thinking: ThinkingTracker | None = None  # follows the thinking; None if nothing does
     # number of answer tokens at which the next check for repetition is due
     repetition_check_at: float = math.inf
     # text of each answer token; after the end also the text that `DecodingStrategy.finish` returned
@@ -203,11 +205,17 @@ class Sequence:
 
     @property
     def is_constrained(self) -> bool:
-        """Return whether the grammar of the request has started, which is after a certain text if
-        the request says so.
+        """Return whether the answer has begun what has a form of its own: the grammar of the
+        request, which may start after a certain text, or a tool call.
         """
-        request = self.request
-        return request.grammar is not None and request.grammar_after in "".join(self.text)
+        request, text = self.request, "".join(self.text)
+        if request.grammar is not None and request.grammar_after in text:
+            return True
+        if any(mark in text for mark in request.structure_marks):
+            return True
+        start = self.thinking.answer_start if self.thinking else 0
+        reply = "" if start is None else "".join(self.text[start:]).lstrip()
+        return reply.startswith(request.structure_starts or ("\0",))
 
     def shorten(self, shortened: ShortenedText) -> None:
         """Replace the tokens by a shortened text, after the context was full, and update
@@ -314,6 +322,7 @@ class Sequence:
         """Return the finished answer with its statistics."""
         assert self.finish is not None
         accounting, top_logprobs = self.accounting, self.top_logprobs
+        thinking = self.thinking
         if top_logprobs:
             top_logprobs = [*top_logprobs, *[()] * (len(self.times) - len(top_logprobs))]
         return Answer(
@@ -336,4 +345,6 @@ class Sequence:
             prompt_scores=tuple(self.prompt_scores),
             queue_ms=accounting.queue_seconds * 1e3,
             slot=self.slot,
+            n_thinking=thinking.n_inside if thinking else 0,
+            answer_start=thinking.answer_start if thinking else 0,
         )

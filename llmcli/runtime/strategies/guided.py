@@ -32,8 +32,6 @@ class GuidedStrategy(PlainStrategy):
         self.guided_chain = self.chain if isinstance(self.chain, GuidedChain) else None
         self.jump = request.grammar.constraint.jump if request.grammar else "off"
         self.exact_rows = resources.exact_rows
-        # The last token of an answer is never computed, so it needs no cell.
-        self.max_tokens = resources.ledger.size + 1
         self.n_dropped = 0  # tokens that were dropped from the sequence so far
 
     def accept(
@@ -53,7 +51,7 @@ class GuidedStrategy(PlainStrategy):
                 sample_ms=drawn.sample_ms - draw_seconds * 1e3,
                 constraint_ms=seconds * 1e3,
             )
-            sequence.times[-1] = drawn
+            sequence.times[-len(events)] = drawn  # closed thinking may follow it
             events[0] = events[0]._replace(token=drawn)
         while events and finish is None and len(sequence.tokens) < self.max_tokens:
             forced, complete = self._forced_tokens(sequence, guided_chain)
@@ -100,21 +98,6 @@ class GuidedStrategy(PlainStrategy):
                 sequence.overflow_stats.tokens - self.n_dropped, sequence.n_prompt
             )
         self.n_dropped = sequence.overflow_stats.tokens
-
-    def _append_forced(
-        self, sequence: Sequence, token: int, grammar_seconds: float
-    ) -> tuple[Event, Finish | None]:
-        """Append a forced token to the sequence. Return its event, and the reason to finish if a
-        stop string or the token limit ends the answer.
-        """
-        sequence.tokens.append(token)
-        text = self.decoder.feed(self.vocabulary.piece(token))
-        event = Event(
-            sequence.id,
-            sequence.record_token(token, text, 0, 0, None, constraint=grammar_seconds, forced=True),
-            text,
-        )
-        return event, self._finish_reason(sequence, is_end=False)
 
 
 STRATEGIES = (GuidedStrategy,)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.requests.thinking import ThinkingTracker
 from llmcli.runtime.sampling.chain import PlannedDraw, RowLogits, SummingChain, make_chain
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob
 from llmcli.runtime.strategies.base import StrategyResources, end_tokens, refuse_nan
@@ -42,6 +43,8 @@ class PlainStrategy:
         if conditions.min_tokens:
             ends = {*end_tokens(self.vocabulary).tolist(), *conditions.stop_tokens}
             self.banned_at_first = np.array(sorted(ends), np.int32)
+        # The last token of an answer is never computed, so it needs no cell.
+        self.max_tokens = resources.ledger.size + 1
         self.can_plan = native is not None and native.can_plan(self.chain)
         self.planned: PlannedDraw | None = None  # the draw of the next call of accept()
         self.decoder = Detokenizer(request.stops, conditions.min_indent)
@@ -90,20 +93,20 @@ class PlainStrategy:
             return [], "length"
         if replayed.finish and len(sequence.times) == len(replayed.tokens):
             return [], replayed.finish
+        thinking = sequence.thinking
+        if thinking is not None and thinking.is_due:
+            return self._close_thinking(sequence, thinking)
         # The log-sum is computed before the draw: the first scan of a row waits for memory, and the
         # exponentials of the log-sum are computed during that wait.
         log_sum = planned.log_sum if planned else None
+        banned = planned.banned if planned else self._banned(sequence, len(sequence.times))
         if request.logprobs and log_sum is None:
-            log_sum = self._log_sum(row)
+            log_sum = self._log_sum(row, may_sum=banned is None)
         drawn = planned.token if planned else None
         if planned is not None and drawn is not None:
             sample_seconds = planned.seconds
         else:
             begun = time.perf_counter()
-            if planned is not None:
-                banned = planned.banned
-            else:
-                banned = self._banned(sequence, len(sequence.times))
             drawn = self._draw(row, sequence.tokens, banned)
             sample_seconds = time.perf_counter() - begun
         n_tokens = len(sequence.times)
@@ -111,14 +114,55 @@ class PlainStrategy:
         is_end = token in self.conditions.stop_tokens or (
             not request.ignore_eos and self.vocabulary.is_end(token)
         )
+        if is_end and thinking is not None and thinking.is_bounded:
+            return self._close_thinking(sequence, thinking)
         if is_end and not request.score_prompt:
             return [], "stop"
         event = self._record(sequence, row, token, log_sum, pass_seconds, sample_seconds)
-        return [event], self._finish_reason(sequence, is_end)
+        finish = self._finish_reason(sequence, is_end)
+        if finish is None and thinking is not None and thinking.is_due:
+            events, finish = self._close_thinking(sequence, thinking)
+            return [event, *events], finish
+        return [event], finish
 
-    def _log_sum(self, row: RowLogits) -> float:
-        """Return the logarithm of the sum of exp(logit) over the row."""
-        if self.summing_chain:
+    def _close_thinking(
+        self, sequence: Sequence, thinking: ThinkingTracker
+    ) -> tuple[list[Event], Finish | None]:
+        """Append the tokens that end the thinking. The next pass computes them together. Return
+        their events, and the reason to finish if one of them ends the answer.
+        """
+        events: list[Event] = []
+        finish: Finish | None = None
+        for token in thinking.closing_tokens(sequence.request.grammar is not None):
+            if finish is not None or len(sequence.tokens) >= self.max_tokens:
+                break
+            event, finish = self._append_forced(sequence, token)
+            events.append(event)
+        return events, finish
+
+    def _append_forced(
+        self, sequence: Sequence, token: int, grammar_seconds: float = 0.0
+    ) -> tuple[Event, Finish | None]:
+        """Append a forced token to the sequence. Return its event, and the reason to finish if a
+        stop string or the token limit ends the answer.
+        """
+        sequence.tokens.append(token)
+        piece = self.vocabulary.piece(token)
+        if sequence.thinking is not None:
+            sequence.thinking.feed(piece)
+        text = self.decoder.feed(piece)
+        event = Event(
+            sequence.id,
+            sequence.record_token(token, text, 0, 0, None, constraint=grammar_seconds, forced=True),
+            text,
+        )
+        return event, self._finish_reason(sequence, is_end=False)
+
+    def _log_sum(self, row: RowLogits, may_sum: bool) -> float:
+        """Return the logarithm of the sum of exp(logit) over the row. `may_sum`: the draw reads the
+        same logits, so that one scan serves both.
+        """
+        if self.summing_chain and may_sum:
             return self.summing_chain.log_sum(row, self.last_logit)
         return row.log_sum(self.last_logit)
 
@@ -130,7 +174,9 @@ class PlainStrategy:
         """
         if n_tokens < self.conditions.min_tokens:
             return self.banned_at_first
-        return end_tokens(self.vocabulary) if sequence.request.ignore_eos else None
+        request, thinking = sequence.request, sequence.thinking
+        lacks_reply = thinking is not None and thinking.lacks_reply and request.grammar is None
+        return end_tokens(self.vocabulary) if request.ignore_eos or lacks_reply else None
 
     def _record(
         self,
@@ -153,7 +199,10 @@ class PlainStrategy:
                 sequence.record_top_logprobs(row.logits, log_sum)
                 top_logprobs = sequence.top_logprobs[-1]
         sequence.tokens.append(token)
-        text = self.decoder.feed(self.vocabulary.piece(token))
+        piece = self.vocabulary.piece(token)
+        if sequence.thinking is not None:
+            sequence.thinking.feed(piece)
+        text = self.decoder.feed(piece)
         token_time = sequence.record_token(token, text, pass_seconds, sample_seconds, logprob)
         return Event(sequence.id, token_time, text, top_logprobs=top_logprobs)
 

@@ -68,7 +68,7 @@ class PostSamplingStrategy(PlainStrategy):
         self.reporting_chain = ReportingChain(self.chain)
         self.chain, self.summing_chain = self.reporting_chain, None
 
-    def _log_sum(self, row: RowLogits) -> float:
+    def _log_sum(self, row: RowLogits, may_sum: bool) -> float:
         return 0.0
 
     def _record(

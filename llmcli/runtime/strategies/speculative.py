@@ -227,6 +227,8 @@ class SpeculativeStrategy(GuidedStrategy):
                     self.rejection_chain.proposals = joint.proposals(tree, node)
                 new_events, finish = super().accept(sequence, iter((pass_logits[node + 1],)), 0.0)
                 events += new_events
+                if self.rejection_chain:
+                    self.rejection_chain.proposals = ()  # where no token was drawn
                 is_guessed = tree.follow(path, sequence.tokens[length:])
                 if finish is not None or not is_guessed or not has_guess:
                     break

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from llmcli.api.errors import AnswerFailed, ServerBusy, ServerStopping, answer_error
 from llmcli.errors import UserError
@@ -58,7 +59,7 @@ class PendingAnswers(AsyncIterator[Event]):
 
     async def __anext__(self) -> Event:
         while self.is_closed or not self._arrived:
-            if self.is_closed or len(self._answers) == self.n_answers:
+            if self.is_closed or self.has_finished:
                 raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
@@ -81,11 +82,16 @@ class PendingAnswers(AsyncIterator[Event]):
         return bool(self._arrived)
 
     @property
+    def has_finished(self) -> bool:
+        """Whether the reader has read the last event of every answer."""
+        return len(self._answers) == self.n_answers
+
+    @property
     def answers(self) -> list[Answer]:
         """The finished answers, ordered by request and then by sample. Only available after the
         last event.
         """
-        assert len(self._answers) == self.n_answers, "read them after the events"
+        assert self.has_finished, "read them after the events"
         return [self._answers[number] for number in range(self.n_answers)]
 
     async def aclose(self) -> None:
@@ -135,6 +141,8 @@ class EngineBridge:
         self._inbox: SimpleQueue[tuple[Callable[[], None], int]] = SimpleQueue()
         # the engine's id of an answer -> its reader, and its index in the reader's answers
         self._readers: dict[int, tuple[PendingAnswers, int]] = {}
+        # the id of a response -> its answers, as long as somebody reads them
+        self.named: WeakValueDictionary[str, PendingAnswers] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._open = self.n_background = 0  # numbers of unfinished answers
         self._shares = ClientShares(parallel + max_waiting)  # without background answers
@@ -269,6 +277,20 @@ class EngineBridge:
         self.log.close()
         if self._error is not None:
             raise self._error
+
+    async def end_thinking(self, name: str, client: str) -> bool | None:
+        """Make the answers of the response with the id `name` end their thinking. Return False if
+        none of them thinks any more, and None if this client has no unfinished response of this id.
+        """
+        pending = self.named.get(name)
+        if pending is None or pending.is_closed or pending.has_finished:
+            return None
+        if pending.requests[0].client != client:
+            return None
+        # the answers are submitted on the engine's thread, and may not have been yet
+        return await self.run_on_engine_thread(
+            lambda: self.runner.engine.end_thinking(*pending.sequences)
+        )
 
     def drop(self, pending: PendingAnswers) -> None:
         """Cancel the unfinished answers of a reader that has stopped reading. A running pass that

@@ -57,6 +57,10 @@ HISTOGRAMS = {
         "Time from the request to the first token.",
         FIRST_TOKEN_BUCKETS,
     ),
+    "time_to_first_reply_token_seconds": (
+        "Time from the request to the first token after the thinking.",
+        FIRST_TOKEN_BUCKETS,
+    ),
     "inter_token_latency_seconds": ("Gaps between the tokens of an answer.", TOKEN_GAP_BUCKETS),
     "request_time_per_output_token_seconds": (
         "Mean gap of an answer of two or more tokens.",
@@ -163,6 +167,8 @@ class ServerMetrics:
             values_by_histogram["request_queue_time_seconds"] = [answer.queue_ms / 1e3]
             values_by_histogram["time_to_first_token_seconds"] = [answer.ttft_ms / 1e3]
             values_by_histogram["e2e_request_latency_seconds"] = [answer.ttft_ms / 1e3 + sum(gaps)]
+        if answer.ttfo_ms is not None:
+            values_by_histogram["time_to_first_reply_token_seconds"] = [answer.ttfo_ms / 1e3]
         if gaps:
             values_by_histogram["request_time_per_output_token_seconds"] = [answer.tpot_ms / 1e3]
         with self._lock:

@@ -156,6 +156,7 @@ async def respond(service: Service, request: Request, form: ApiForm) -> Response
         form.resume(position)
     requests = client_requests(form, client, service.settings)
     pending = service.bridge.answer(*requests, samples=form.n_samples)
+    service.bridge.named[form.id] = pending
     if form.is_stream:
         return EventStreamResponse(pending, form, position)
     async with aclosing(pending):

@@ -10,6 +10,7 @@ from llmcli.api.conversation.template_fields import (
     ReasoningFields,
     TemplateFields,
     read_template_variables,
+    read_thinking_budget,
 )
 from llmcli.api.errors import ApiError
 from llmcli.runtime.text.chat_template import ChatTemplate
@@ -79,8 +80,6 @@ def test_a_template_without_a_switch_gets_none() -> None:
     [
         ({"enable_thinking": True}, ChatTemplate("{{ messages[0].content }}")),
         ({"reasoning_effort": "high"}, ChatTemplate("{{ messages[0].content }}")),
-        ({"think": False}, ALWAYS_ON),
-        ({"reasoning_effort": "none"}, ALWAYS_ON),
     ],
 )
 def test_a_note_says_that_a_template_cannot_switch_thinking(
@@ -92,8 +91,42 @@ def test_a_note_says_that_a_template_cannot_switch_thinking(
 
 
 @pytest.mark.parametrize(
+    ("body", "template", "budget"),
+    [
+        ({}, ALWAYS_ON, 7),
+        ({"reasoning": {"max_tokens": 100}}, ALWAYS_ON, 100),
+        ({"reasoning": {"max_tokens": 0}}, ALWAYS_ON, 0),
+        ({"reasoning": {"max_tokens": 100, "effort": "high"}}, ALWAYS_ON, 100),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, TEMPLATE, 1024),
+        ({"thinking_budget_tokens": -1}, ALWAYS_ON, None),
+        ({"reasoning_budget_tokens": 5}, ALWAYS_ON, 5),
+        ({"thinking_token_budget": 6}, None, 6),
+        ({"reasoning_effort": "low"}, ALWAYS_ON, 512),
+        ({"reasoning_effort": "low"}, TEMPLATE, 512),
+        ({"reasoning": {"effort": "max"}}, ALWAYS_ON, None),
+        ({"reasoning_effort": "high"}, ChatTemplate("{{ reasoning_effort }}"), 7),
+        # thinking that no variable switches off ends at once
+        ({"reasoning_effort": "minimal"}, ALWAYS_ON, 0),
+        ({"think": False}, ALWAYS_ON, 0),
+        ({"think": False}, TEMPLATE, 7),
+        ({"thinking": {"type": "disabled", "budget_tokens": 1024}}, ALWAYS_ON, 0),
+    ],
+)
+def test_budget_of_thinking_tokens(
+    body: dict[str, Any], template: ChatTemplate | None, budget: int | None
+) -> None:
+    fields = read_body(Body, body, [])
+    assert read_thinking_budget(fields, template, 7) == budget
+    notes: list[str] = []
+    read_template_variables(fields, template, notes)
+    assert notes == []
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
+        ({"reasoning": {"max_tokens": -2}}, r"reasoning\.max_tokens must be a whole number"),
+        ({"thinking": {"budget_tokens": "9"}}, r"thinking\.budget_tokens must be a whole number"),
         ({"enable_thinking": 1}, "enable_thinking must be true or false, or one of none"),
         ({"think": "much"}, "think must be one of none, minimal"),
         ({"thinking": {"type": "often"}}, r"thinking\.type must be one of enabled"),

@@ -292,12 +292,12 @@ def test_a_value_that_asks_for_nothing_leads_to_no_note(
 
 
 def test_zero_is_not_false(serve: Callable[..., Served]) -> None:
-    """llama-server does not think with a budget of 0."""
+    """llama-server does not think with a budget of 0, which only conversations have here."""
     served = serve()
     for name in ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"):
-        error = refusal(served, "/v1/chat/completions", messages=HELLO, **{name: 0})
-        assert (error["param"], "enable_thinking" in error["message"]) == (name, True)
-        post(served, "/v1/chat/completions", messages=HELLO, **{name: -1})
+        error = refusal(served, "/v1/completions", prompt="x", **{name: 0})
+        assert (error["param"], "chat completions" in error["message"]) == (name, True)
+        post(served, "/v1/completions", prompt="x", **{name: -1})
 
 
 def test_blocks_of_documents_and_of_server_tools(serve: Callable[..., Served]) -> None:

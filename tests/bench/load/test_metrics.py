@@ -36,12 +36,22 @@ def test_times_follow_their_definitions() -> None:
     result = metrics.compute_metrics(
         [run(answer(0, 1.0, 0.5, 5), answer(1, 2.0, 0.25, 3), answer(2, 3.0, 0, 1))]
     )
-    ttft, tpot, itl, e2el = (result.times[name] for name in metrics.TIME_METRICS)
+    ttft, tpot, itl, e2el = (result.times[name] for name in ("ttft", "tpot", "itl", "e2el"))
     assert (ttft.count, ttft.mean, ttft.largest) == (3, 2000, 3000)
     assert (tpot.count, tpot.mean) == (2, 375)  # an answer with one token has no TPOT
     assert (itl.count, itl.mean) == (6, pytest.approx((4 * 500 + 2 * 250) / 6))
     assert e2el.largest == 3000
     assert (result.output_tokens, result.prompt_tokens) == (3, 10)
+
+
+def test_the_first_answer_token_comes_after_the_thinking() -> None:
+    thinks, answers = answer(0, 1.0, 0.5, 5), answer(1, 2.0, 0.25, 3)
+    thinks.reply_time, answers.reply_time = 2.5, 3.0
+    only_thinks = answer(2, 1.0, 0.5, 2)
+    result = metrics.compute_metrics([run(thinks, answers, only_thinks)])
+    assert (result.times["ttfo"].count, result.times["ttfo"].largest) == (2, 2500)
+    limits = slo.parse_slo("ttfo:2200")
+    assert [limits.is_met_by(one) for one in (thinks, answers, only_thinks)] == [False, True, False]
 
 
 def test_rates_count_what_arrived_during_the_measurement() -> None:

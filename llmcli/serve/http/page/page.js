@@ -98,7 +98,7 @@ async function* readEvents(response) {
 
 async function streamAnswer() {
   const turn = addTurn("assistant"), content = turn.querySelector(".text"), figures = makeElement("p", "figures");
-  let text = "", thinking = null, start = performance.now(), first = 0, usage = null, timings = null, finish = "";
+  let text = "", thinking = null, start = performance.now(), first = 0, reply = 0, usage = null, timings = null, finish = "";
   turn.classList.add("writing");
   turn.append(figures);
   controller = new AbortController();
@@ -125,6 +125,7 @@ async function streamAnswer() {
         thinking.textContent += thought;
       }
       if (word) {
+        reply ||= performance.now();
         text += word;
         content.textContent = text;
       }
@@ -140,12 +141,12 @@ async function streamAnswer() {
     if (text) conversation.push({ role: "assistant", content: text });
     // Without an answer, the message returns to the input, so that it can be sent again.
     else if (conversation.length && !thinking) byId("text").value ||= conversation.pop().content;
-    showFigures(figures, timings, usage, finish, first - start);
+    showFigures(figures, timings, usage, finish, first - start, reply - start);
     pollCache();
   }
 }
 
-function showFigures(figures, timings, usage, finish, ttft) {
+function showFigures(figures, timings, usage, finish, ttft, ttfo) {
   const tokens = timings?.predicted_n ?? tokenTimes.length;
   const gap = tokenTimes.length > 1 ? (tokenTimes.at(-1) - tokenTimes[0]) / (tokenTimes.length - 1) : 0;
   const rate = timings?.predicted_per_second || (gap ? 1000 / gap : 0);
@@ -156,6 +157,8 @@ function showFigures(figures, timings, usage, finish, ttft) {
   const words = [`${tokens} tokens`];
   if (rate) words.push(`${rate.toFixed(1)} tokens/s`);
   if (tokens && ttft > 0) words.push(`first after ${(timings?.ttft_ms ?? ttft).toFixed(0)} ms`);
+  const thoughts = usage?.completion_tokens_details?.reasoning_tokens;
+  if (thoughts && ttfo > 0) words.push(`answer after ${(timings?.ttfo_ms ?? ttfo).toFixed(0)} ms and ${thoughts} thinking tokens`);
   if (usage) words.push(`prompt ${usage.prompt_tokens}, ${cached ?? 0} cached`);
   if (finish && finish !== "stop") words.push(finish === "length" ? "reached the token limit" : finish);
   figures.textContent = words.join(" · ");
