@@ -71,7 +71,7 @@ function asMessages(talk, leaf = talk.leaf) {
         id: call.id || `call_${number}`, type: "function", function: { name: call.name, arguments: call.arguments || "{}" },
       }));
       messages.push({ role: "assistant", content: node.content, tool_calls: calls });
-      for (const call of calls) messages.push({ role: "tool", tool_call_id: call.id, content: "This tool was not run." });
+      for (const { id } of calls) messages.push({ role: "tool", tool_call_id: id, content: "This tool was not run." });
     }
   }
   return messages;

@@ -15,7 +15,7 @@ import pytest
 
 from llmcli.serve.http.routes.page import PAGE_FOLDER
 from tests.fixtures.browser import BROWSER, Browser, Tab, run_browser
-from tests.fixtures.server import Served
+from tests.fixtures.server import CHAT, Served
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
 WRITTEN = "!controller && document.querySelectorAll('.assistant').length === {}"
@@ -343,6 +343,19 @@ def test_calls_of_tools_are_shown_and_not_run(serve: Callable[..., Served], tab:
         "tool_call_id": "c1",
         "content": "This tool was not run.",
     }
+
+
+@needs_browser
+def test_a_conversation_goes_on_after_a_call(serve: Callable[..., Served], tab: Tab) -> None:
+    reply = b'<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+    open_page(tab, serve(reply, n_ctx=2048, template=CHAT + "{# <tool_call> #}"))
+    tab.js(
+        "byId('tools').value = JSON.stringify([{type: 'function', function: {name: 'weather', parameters: {type: 'object'}}}])"
+    )
+    ask(tab, "Weather?")
+    ask(tab, "And now?", 2)
+    assert texts(tab, ".call summary") == ["Calls weather (not run)"] * 2
+    assert texts(tab, ".turn .error") == []
 
 
 @needs_browser
