@@ -109,7 +109,8 @@ class EmbeddingReader:
         (tokens,), (vector,) = ids, vectors
         is_truncated = self._request.truncate and self._is_truncated(text, tokens)
         self.n_truncated += is_truncated
-        vector = shorten_vector(vector, self._size)
+        if not self._embedder.gives_token_vectors:
+            vector = shorten_vector(vector, self._size)
         if self._request.writes_npy:
             return npy_file.vector_record(vector)
         return encode_line(
