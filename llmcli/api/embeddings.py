@@ -248,39 +248,13 @@ class Shortening:
 def encode_texts(
     texts: list[EmbeddingInput], embedder: Embedder, shortening: Shortening | None = None
 ) -> list[list[int]]:
-    """Return the token ids of each text. An entry that already is a list of token ids is only
-    checked. In a list of token ids and texts, only a text at its beginning gets the special tokens
-    that the file asks for, as in llama-server.
-
-    Raises ApiError for a text without tokens, an id that the model does not have, or too many
-    tokens without a `shortening`. A text is first refused by the smallest number of tokens that it
-    can have, because tokenizing megabytes of spaces would take many seconds.
+    """Return the token ids of each text. Raises ApiError as `encode_text` does, and for too many
+    tokens of all texts together.
     """
-    tokens: list[list[int]] = []
-    for index, text in enumerate(texts):
-        parts = [text] if isinstance(text, str) else list(text)
-        min_tokens = embedder.min_tokens(*(part for part in parts if isinstance(part, str)))
-        n_characters = sum(len(part) for part in parts if isinstance(part, str))
-        can_shorten = shortening is not None and n_characters <= MAX_SHORTENED_CHARACTERS
-        if min_tokens > embedder.max_tokens and not can_shorten:
-            raise _too_long(index, f"{min_tokens} tokens or more", min_tokens, embedder)
-        ids: list[int] = []
-        for number, part in enumerate(parts):
-            if isinstance(part, str):
-                ids += embedder.encode(part, add_special=not number)
-            else:
-                ids.append(part)
-        if not ids:
-            raise ApiError(f"input[{index}] has no tokens", param=f"input[{index}]")
-        if unknown := next((token for token in ids if not 0 <= token < embedder.n_vocab), None):
-            raise ApiError(
-                f"input[{index}]: {unknown} is not a token of this model", param=f"input[{index}]"
-            )
-        if shortening is not None:
-            ids = shortening.shorten(ids, embedder)
-        tokens.append(ids)
-        if len(ids) > embedder.max_tokens:
-            raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
+    tokens = [
+        encode_text(text, embedder, shortening, f"input[{index}]")
+        for index, text in enumerate(texts)
+    ]
     limit = MAX_TOKENS
     if embedder.gives_token_vectors:
         limit = min(limit, MAX_TOKEN_VALUES // embedder.vector_size)
@@ -289,18 +263,51 @@ def encode_texts(
     return tokens
 
 
+def encode_text(
+    text: EmbeddingInput, embedder: Embedder, shortening: Shortening | None, path: str
+) -> list[int]:
+    """Return the token ids of one text. A list of token ids is only checked. In a list of token ids
+    and texts, only a text at its beginning gets the special tokens that the file asks for, as in
+    llama-server. `path`: the text's name in messages.
+
+    Raises ApiError for a text without tokens, an id that the model does not have, or too many
+    tokens without a `shortening`. A text is first refused by the smallest number of tokens that it
+    can have, because tokenizing megabytes of spaces would take many seconds.
+    """
+    parts = [text] if isinstance(text, str) else list(text)
+    min_tokens = embedder.min_tokens(*(part for part in parts if isinstance(part, str)))
+    n_characters = sum(len(part) for part in parts if isinstance(part, str))
+    can_shorten = shortening is not None and n_characters <= MAX_SHORTENED_CHARACTERS
+    if min_tokens > embedder.max_tokens and not can_shorten:
+        raise _too_long(path, f"{min_tokens} tokens or more", min_tokens, embedder)
+    ids: list[int] = []
+    for number, part in enumerate(parts):
+        if isinstance(part, str):
+            ids += embedder.encode(part, add_special=not number)
+        else:
+            ids.append(part)
+    if not ids:
+        raise ApiError(f"{path} has no tokens", param=path)
+    if unknown := next((token for token in ids if not 0 <= token < embedder.n_vocab), None):
+        raise ApiError(f"{path}: {unknown} is not a token of this model", param=path)
+    if shortening is not None:
+        ids = shortening.shorten(ids, embedder)
+    if len(ids) > embedder.max_tokens:
+        raise _too_long(path, f"{len(ids)} tokens", len(ids), embedder)
+    return ids
+
+
 def refuse_token_vectors(embedder: Embedder) -> None:
     """Raise ApiError if the model gives a vector for each token, for which OpenAI has no format."""
     if embedder.gives_token_vectors:
         raise ApiError("--pooling none has no format here: use /embedding, or another --pooling")
 
 
-def _too_long(index: int, words: str, count: int, embedder: Embedder) -> ApiError:
+def _too_long(path: str, words: str, count: int, embedder: Embedder) -> ApiError:
     message = (
-        f"input[{index}] is too large: it has {words}; this model embeds at most"
-        f" {embedder.max_tokens}"
+        f"{path} is too large: it has {words}; this model embeds at most {embedder.max_tokens}"
     )
-    return context_length_error(message, count, embedder.max_tokens, param=f"input[{index}]")
+    return context_length_error(message, count, embedder.max_tokens, param=path)
 
 
 def shorten_vector(vector: Vector, size: int) -> Vector:

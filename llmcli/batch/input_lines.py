@@ -45,12 +45,13 @@ class InputLine:
 class LineSurvey:
     """Facts about a complete input. `count`: number of lines that are not blank. `sha256`: hash of
     all bytes, in hex. `unended`: line number of the last line if it does not end with a newline
-    (the file may be cut off), otherwise 0.
+    (the file may be cut off), otherwise 0. `blank`: number of blank lines.
     """
 
     count: int
     sha256: str
     unended: int
+    blank: int = 0
 
 
 class BatchInput:
@@ -65,11 +66,11 @@ class BatchInput:
         """Read the complete input and return its line count and hash. Raises UserError if gzip data
         is damaged, or if the text is UTF-16 or UTF-32.
         """
-        sha, count, unended = hashlib.sha256(), 0, 0
+        sha, count, unended, number = hashlib.sha256(), 0, 0, 0
         for number, raw, size in self._read(sha.update):
             count += bool(raw.strip()) or size > MAX_LINE_BYTES
             unended = 0 if raw.endswith(b"\n") else number
-        return LineSurvey(count, sha.hexdigest(), unended)
+        return LineSurvey(count, sha.hexdigest(), unended, number - count)
 
     def lines(self) -> Iterator[InputLine]:
         """Yield the non-blank lines in order. Raises UserError if gzip data is damaged."""

@@ -228,23 +228,28 @@ def batch_id(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def count_failed(batch: str, out: Path, count: int) -> int | None:
+def count_failed(
+    batch: str, out: Path, count: int | None, mark: bytes = output_line.ANSWERED_MARK
+) -> int | None:
     """Return how many lines of the output file `out` contain an error instead of an answer. Return
     None if `out` is not the complete output of this batch.
 
-    `batch`: the batch's id; `count`: number of its lines. Only the id at the start of each line is
-    checked. This is enough, because an output file is always written completely and then renamed.
+    `batch`: the batch's id; `count`: number of its lines, or None for any number but 0; `mark`:
+    bytes that only lines with an answer contain. Only the id at the start of each line is checked.
+    This is enough, because an output file is always written completely and then renamed.
     """
-    failures = 0
+    failures = n_lines = 0
     try:
         with out.open("rb") as stream:
-            for index in range(count):
-                prefix = b'{"id":"%s"' % output_line.line_id(batch, index).encode()
-                if stream.read(len(prefix)) != prefix or not (line := stream.readline()).endswith(
-                    b"\n"
-                ):
+            while count is None or n_lines < count:
+                prefix = b'{"id":"%s"' % output_line.line_id(batch, n_lines).encode()
+                start = stream.read(len(prefix))
+                if count is None and not start:
+                    return failures if n_lines else None
+                if start != prefix or not (line := stream.readline()).endswith(b"\n"):
                     return None
-                failures += output_line.ANSWERED_MARK not in line
+                failures += mark not in line
+                n_lines += 1
             return None if stream.read(1) else failures
     except OSError:
         return None

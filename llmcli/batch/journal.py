@@ -16,10 +16,10 @@ import os
 import time
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, overload
 
 from llmcli.atomic_files import sync_folder
 from llmcli.catalog.disk_space import require_free_space
@@ -38,6 +38,38 @@ NO_OFFSET = -1  # in place of a file offset, for a line that is not finished
 
 class ForeignJournal(UserError):
     """The file of a journal belongs to another batch, or is none."""
+
+
+class FinishedLines(Sequence[bytes]):
+    """The lines of a complete journal in the order of the input, without newlines. They are read
+    from the file when they are needed.
+    """
+
+    def __init__(self, stream: BinaryIO, offsets: Sequence[int]) -> None:
+        self._stream, self._offsets = stream, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        self._stream.seek(self._offsets[index])
+        return self._stream.readline().split(b" ", 2)[2].removesuffix(b"\n")
+
+
+# Writes the output file from the finished lines to an open file.
+OutputWriter = Callable[[Sequence[bytes], BinaryIO], None]
+
+
+def write_lines(lines: Sequence[bytes], output: BinaryIO) -> None:
+    """Write the lines to `output` in the order of the input."""
+    for line in lines:
+        output.write(line + b"\n")
 
 
 class BatchJournal:
@@ -119,10 +151,14 @@ class BatchJournal:
         os.fsync(self._stream.fileno())
         self._synced_at = time.monotonic()
 
-    def finish(self) -> None:
-        """Write all output lines to OUT in the order of the input, and remove the journal. Every
-        line of the batch must be finished. If the disk is full, the journal stays, and a part of
-        OUT does not.
+    def finish(
+        self,
+        write_output: OutputWriter = write_lines,
+        on_renamed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write all output lines to OUT in the order of the input, or as `write_output` does, and
+        remove the journal. Every line of the batch must be finished. If the disk is full, the
+        journal stays, and a part of OUT does not. `on_renamed` is called when OUT is complete.
         """
         assert self.n_finished == self.count, (self.n_finished, self.count)
         try:
@@ -130,15 +166,14 @@ class BatchJournal:
                 self.path.open("rb") as journal,
                 open_without_links(self.unfinished_path, "wb") as output,
             ):
-                for offset in self._offsets:
-                    journal.seek(offset)
-                    output.write(journal.readline().split(b" ", 2)[2])
+                write_output(FinishedLines(journal, self._offsets), output)
                 output.flush()
                 os.fsync(output.fileno())
         except OSError:
             self.unfinished_path.unlink(missing_ok=True)
             raise
         self.unfinished_path.replace(self.out)
+        on_renamed()
         self.path.unlink()
         sync_folder(self.out.parent)
 

@@ -41,17 +41,15 @@ class ClusterPlan:
     cpus: float = 1.0
 
 
-@dataclass(slots=True)
 class ClusterCounts:
     """Sums of the token counters of all actors. Has the counter attributes of BatchExecutor, so
     that the progress display can read both.
     """
 
-    tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    is_stopped: bool = False
-    on_progress: Callable[[], None] = lambda: None
+    def __init__(self) -> None:
+        self.tokens = self.prompt_tokens = self.cached_tokens = 0
+        self.is_stopped = False
+        self.on_progress: Callable[[], None] = lambda: None
 
 
 class LineActor:

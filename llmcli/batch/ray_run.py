@@ -121,7 +121,7 @@ def run_on_cluster(
         return run.run_or_resume(
             counts,
             journal,
-            batch_id(identity),
+            run.answers_output(batch_id(identity), out, survey.count),
             answer_missing,
             force,
             request.ui,

@@ -7,18 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcli.model_loader.run_flags import RunFlags
 
 if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
-    from llmcli.batch.executor import BatchExecutor
     from llmcli.batch.input_lines import BatchInput, LineSurvey
     from llmcli.batch.job import BatchRules
     from llmcli.batch.journal import BatchJournal
-    from llmcli.batch.ray_actors import ClusterCounts
     from llmcli.model_loader.open_server_model import ServerModel
     from llmcli.ui import UI
 
@@ -60,10 +59,46 @@ class BatchResult:
         return self.tokens / self.seconds
 
 
+class RunCounts(Protocol):
+    """The counters of a run. `on_progress` is called when one has changed. `is_stopped`: whether
+    the run was interrupted.
+    """
+
+    tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    is_stopped: bool
+    on_progress: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """The output file of a batch.
+
+    - `title`: a word for what is computed, for the progress bar.
+    - `count_failed`: function that returns how many lines of the file contain an error; None if it
+      is not the complete output of this batch.
+    - `finish`: function that writes the file from the complete journal.
+    """
+
+    title: str
+    count_failed: Callable[[], int | None]
+    finish: Callable[["BatchJournal"], None]
+
+
+def answers_output(batch: str, out: Path, count: int) -> BatchOutput:
+    """Return the output file `out` of a batch of answers. `batch`: its id; `count`: its lines."""
+    from llmcli.batch.job import count_failed
+
+    return BatchOutput(
+        "batch", partial(count_failed, batch, out, count), lambda journal: journal.finish()
+    )
+
+
 def run_or_resume(
-    counts: "BatchExecutor | ClusterCounts",
+    counts: RunCounts,
     journal: "BatchJournal",
-    batch_id: str,
+    output: "BatchOutput",
     answer_missing: Callable[[], None],
     force: bool,
     ui: "UI",
@@ -74,16 +109,15 @@ def run_or_resume(
     output file is already complete.
 
     - `counts`: token counters that `answer_missing` updates.
+    - `output`: how the output file is written and recognized.
     - `answer_missing`: function that answers the lines which are not in the journal and appends
       them to it.
     - `force`: discard the output file and the journal of an earlier run.
     - `is_reproducible`: whether an answer does not depend on the lines that run beside it. If it
       does, a resumed run may end with other answers than an undisturbed one, and says so.
     """
-    from llmcli.batch.job import count_failed
-
     started_at, resumed = time.perf_counter(), journal.count
-    was_complete = not force and count_failed(batch_id, journal.out, journal.count) is not None
+    was_complete = not force and output.count_failed() is not None
     if not was_complete:
         with journal.open(force=force):
             resumed = journal.n_finished
@@ -95,17 +129,17 @@ def run_or_resume(
                     "are almost equally likely, because other lines run beside them "
                     "(--reproducible rules that out)"
                 )
-            with _show_progress(counts, journal, ui):
+            with _show_progress(counts, journal, output.title, ui):
                 answer_missing()
             if not counts.is_stopped:
-                journal.finish()
+                output.finish(journal)
     return BatchResult(
         journal.out,
         journal.count,
         journal.n_finished,
         resumed,
         was_complete,
-        None if counts.is_stopped else count_failed(batch_id, journal.out, journal.count),
+        None if counts.is_stopped else output.count_failed(),
         counts.tokens,
         counts.prompt_tokens,
         counts.cached_tokens,
@@ -199,7 +233,7 @@ def run_batch(
     return run_or_resume(
         executor,
         journal,
-        job.id,
+        answers_output(job.id, out, survey.count),
         answer_missing,
         force,
         ui,
@@ -218,7 +252,7 @@ def _default_fields(run_flags: RunFlags) -> "dict[str, Any]":
 
 @contextmanager
 def _show_progress(
-    counts: "BatchExecutor | ClusterCounts", journal: "BatchJournal", ui: "UI"
+    counts: RunCounts, journal: "BatchJournal", title: str, ui: "UI"
 ) -> "Iterator[None]":
     """Show progress while the with block runs: a bar with tokens per second, and a message every
     PROGRESS_SECONDS with the time left.
@@ -236,7 +270,7 @@ def _show_progress(
         if now - drawn_at > 0.5:
             drawn_at = now
             rate = f"{counts.tokens / (now - started_at + 1e-9):,.0f} tokens/s"
-            bar.describe(f"batch · {rate}")
+            bar.describe(f"{title} · {rate}")
             if now - noted_at > PROGRESS_SECONDS and n_shown > n_resumed:
                 noted_at = now
                 seconds_left = (
@@ -247,7 +281,7 @@ def _show_progress(
                     "min left"
                 )
 
-    with ui.bar("batch", journal.count, "lines", n_resumed) as bar:
+    with ui.bar(title, journal.count, "lines", n_resumed) as bar:
         counts.on_progress = update
         yield
         update()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmcli.runtime.drafting.draft_files.heads_file import is_heads_file
 from quant.checkpoint import pickles
 from quant.gguf.header import TensorInfo
 from quant.json_dataclasses import parse_object, read_file
@@ -56,7 +57,8 @@ def header_facts(header: model_header.ModelHeader) -> dict[str, Any]:
         "parameters": header.parameters,
         "file_type": header.file_type,
         "bits_per_weight": round(header.bits_per_weight, 3),
-        "context_length": header.context_length,
+        # draft heads read no text themselves
+        "context_length": None if is_heads_file(header) else header.context_length,
         "tokenizer": header.tokenizer,
         "has_template": header.has_template,
         "types": {

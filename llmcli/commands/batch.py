@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.batch.output_file import require_output
 from llmcli.batch.run import LINE_FIELDS, build_rules, run_batch, without_line_options
+from llmcli.commands.batch_result import print_result
 from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options import run
 from llmcli.commands.options.arguments import REF_HELP
-from llmcli.errors import UsageError, UserError
+from llmcli.errors import UsageError
 from llmcli.model_loader.open_server_model import REFUSED_FIELDS
-from llmcli.text_input import expand_path
 from llmcli.units import format_count
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def batch(
         )
     open_server_model.refuse_personal_flags(without_line_options(run_flags))
     target = ray_run.parse_target(ray, replicas)
-    out = _check_output(out.absolute(), lines)
+    out = require_output(out.absolute(), [lines])
     config, ui = start_command(json, run_flags.offline)
     with open_input(lines, out.parent) as source:
         survey = source.survey()
@@ -140,55 +141,14 @@ def _print_result(result: "BatchResult", ui: "UI") -> None:
     """Print the summary of a batch. Raises typer.Exit if the batch was stopped or some lines have
     no answer.
     """
-    if ui.json:
-        ui.result(
-            {
-                "path": str(result.out),
-                "lines": result.lines,
-                "finished": not result.is_stopped,
-                "resumed_lines": result.resumed_lines,
-                "failed": result.failed,
-                "prompt_tokens": result.prompt_tokens,
-                "cached_tokens": result.cached_tokens,
-                "generated_tokens": result.tokens,
-                "elapsed_ms": result.seconds * 1000,
-                "tokens_per_second": result.tokens_per_second,
-            }
-        )
-    if result.is_stopped:
-        ui.note(
-            f"stopped after {result.n_finished:,} of {result.lines:,} lines; the same command "
-            "resumes"
-        )
-        raise typer.Exit(130)
-    speed = (
-        "already complete; --force answers them again"
-        if result.was_complete
-        else f"{result.tokens:,} tokens in {result.seconds:,.1f} s, "
-        f"{result.tokens_per_second:,.1f} tokens/s"
+    print_result(
+        result,
+        ui,
+        {
+            "prompt_tokens": result.prompt_tokens,
+            "cached_tokens": result.cached_tokens,
+            "generated_tokens": result.tokens,
+        },
+        "answer",
+        f"to see why: grep -v '\"status_code\":200,' {shlex.quote(str(result.out))}",
     )
-    ui.text(f"{result.out}: {format_count(result.lines, 'line')}, {speed}")
-    if result.failed:
-        command = f"grep -v '\"status_code\":200,' {shlex.quote(str(result.out))}"
-        ui.error(
-            f"{result.failed:,} of {result.lines:,} lines have no answer",
-            hint=f"to see why: {command}",
-        )
-        raise typer.Exit(1)
-
-
-def _check_output(out: Path, lines: str) -> Path:
-    """Return the output path. Raises UserError if it cannot be written, or UsageError if it is the
-    input file, before a model is downloaded.
-    """
-    from llmcli.atomic_files import require_writable
-
-    if out.parent.is_file():
-        raise UserError(f"{out.parent} is a file, not a folder", hint="use another -o")
-    if not out.parent.is_dir():
-        raise UserError(f"there is no folder {out.parent}", hint=f"mkdir -p '{out.parent}'")
-    source = expand_path(lines)
-    if out.exists() and source.exists() and out.samefile(source):
-        raise UsageError("the output file is the input file", hint="use another name for -o")
-    require_writable(out)
-    return out

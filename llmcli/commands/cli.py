@@ -60,6 +60,12 @@ COMMANDS_OF_MODULE = {
     "batch": {
         "batch": "Answer the prompts of a file, many at once.",
     },
+    "embed": {
+        "embed": "Compute a vector for each line of some files.",
+    },
+    "rerank": {
+        "rerank": "Rank documents by how well they answer a query.",
+    },
     "worker": {
         "worker": "Lend this machine's devices to a model on another machine.",
     },

@@ -12,6 +12,7 @@ from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options import endpoints, run
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
+from llmcli.commands.options.pooling import Pooling, check_pooling
 from llmcli.commands.options.run import choose_model
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL, REFUSED_FIELDS
@@ -146,15 +147,6 @@ MaxTokens = Annotated[
         min=1, help="Maximum number of tokens of any answer.", rich_help_panel=panels.REQUESTS
     ),
 ]
-Pooling = Annotated[
-    str | None,
-    typer.Option(
-        metavar="none|mean|cls|last|rank",
-        help="How tokens become one embedding; default: as the file says. none: a vector for each "
-        "token, rank: scores of pairs.",
-        rich_help_panel=panels.REQUESTS,
-    ),
-]
 Drain = Annotated[
     float,
     typer.Option(
@@ -259,7 +251,7 @@ def serve(
         tuple(map(origin_guard.parse_origin, cors or ())),
         tuple(map(origin_guard.parse_host, allow_host or ())),
     )
-    _check_pooling(pooling)
+    check_pooling(pooling)
     if grpc_port is not None:
         _check_grpc(in_other_process=bool(run_flags.placement.rpc or replicas or ray))
     disabled = [
@@ -338,17 +330,6 @@ def _require_model(ref: str | None, run_flags: RunFlags) -> str:
     if (model_ref := choose_model(ref, run_flags.model)) is None:
         raise UsageError("no model given", hint=f"llmcli serve {DEFAULT_MODEL}")
     return model_ref
-
-
-def _check_pooling(kind: str | None) -> None:
-    if kind is None:
-        return
-    from llmcli.runtime.scoring.embedder import POOLING_CHOICES
-
-    if kind not in POOLING_CHOICES:
-        raise UsageError(
-            f"--pooling is {kind!r}", hint=f"--pooling takes {', '.join(POOLING_CHOICES)}"
-        )
 
 
 def _check_grpc(in_other_process: bool) -> None:

@@ -62,6 +62,17 @@ MIN_BRANCHES = 8  # sequences for the branches of trees of tokens, if there are 
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFile:
+    """A draft file. `method`: the method that it is for, one of DRAFT_FILES. `heads`: its draft
+    heads, if it has some.
+    """
+
+    header: ModelHeader
+    method: str
+    heads: DraftHeads | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DraftSettings:
     """The user's settings of speculative decoding."""
 
@@ -101,22 +112,26 @@ class DraftSettings:
         return has_layers and self.method == "auto" and self.ngram != "off" and is_exact
 
     def for_draft_file(
-        self, model: ModelHeader, suggestion: str = "", *, has_weights: bool = True
+        self,
+        model: ModelHeader,
+        suggestion: str = "",
+        *,
+        has_weights: bool = True,
+        draft_file: DraftFile | None = None,
     ) -> "DraftSettings":
         """Return the settings with the method that the draft file is for: an EAGLE-3 draft means
         --draft eagle3, and draft heads the method that they were trained for. A file is checked
         only once. `suggestion`: the name of a model that can draft, for the hint. `has_weights`:
-        whether the file has more than its header.
+        whether the file has more than its header. `draft_file`: the file, if it was read before.
 
         Raises UserError if the file cannot draft for `model` with the method that the user has
         named.
         """
         if self.model is None or self.is_checked:
             return self
-        draft = read_header.read_header(self.model)
-        method = read_draft_method(draft)
-        if method in HEAD_METHODS:
-            heads = read_heads(draft)
+        draft_file = draft_file or read_draft_file(self.model)
+        draft, method, heads = draft_file.header, draft_file.method, draft_file.heads
+        if heads is not None:
             self._require_use(method, f"has heads for --draft {method}")
             require_fitting_heads(model, heads)
             return replace(self, model=None, method=method, heads=heads)
@@ -206,13 +221,15 @@ def choose_drafting(method: str, ngram: str, *, has_file: bool) -> DraftSettings
     return DraftSettings("on" if method == "ngram" else ngram, method=method)
 
 
-def read_draft_method(draft: ModelHeader) -> str:
-    """Return the method that a draft file is for: one of DRAFT_FILES. Raises UserError for damaged
-    draft heads.
+def read_draft_file(path: Path) -> DraftFile:
+    """Return the draft file `path`, as its header describes it. Raises UserError if it cannot be
+    read, and for damaged draft heads.
     """
-    if is_heads_file(draft):
-        return read_heads(draft).shapes.method
-    return EAGLE3 if is_eagle3(draft) else "model"
+    header = read_header.read_header(path)
+    if is_heads_file(header):
+        heads = read_heads(header)
+        return DraftFile(header, heads.shapes.method, heads)
+    return DraftFile(header, EAGLE3 if is_eagle3(header) else "model")
 
 
 def require_prediction_layers(method: str, header: ModelHeader) -> None:

@@ -104,6 +104,8 @@ def test_a_draft_file_is_named_with_its_use(method: str, llmcli: Llmcli, tmp_pat
     for wrong in ("base model", "chat template", "context length  0"):
         assert wrong not in done.out
     assert ("Tokenizer" in done.out) == (method == "EAGLE-3")
+    length = json.loads(llmcli("show", str(path), "--json").out)["context_length"]
+    assert (length is None) == (method != "EAGLE-3")
 
 
 def test_a_model_says_whether_it_has_a_template(llmcli: Llmcli, tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ def test_options_are_checked_against_the_devices(monkeypatch: pytest.MonkeyPatch
     "command",
     [
         *("run", "chat", "serve", "batch", "plan", "eval", "calibrate", "quantize", "pareto"),
+        *("embed", "rerank"),
         *("bench phases", "bench tune", "bench compare", "bench spec"),
     ],
 )

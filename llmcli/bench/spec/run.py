@@ -12,7 +12,7 @@ from llmcli.bench.spec.task_kinds import TASK_NAMES, TaskKind, load_task_kind
 from llmcli.bench.speed.parameter_grid import parse_words
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.model_loader.draft_file import prepare_draft_file
+from llmcli.model_loader.draft_file import use_draft_file
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_file
 from llmcli.planning import resolve_options
@@ -23,7 +23,7 @@ from llmcli.runtime.draft_settings import (
     DRAFT_FILES,
     MIN_DRAFT_ROWS,
     DraftSettings,
-    read_draft_method,
+    read_draft_file,
     require_draft_file,
     uses_gpu,
 )
@@ -113,11 +113,11 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     names = request.methods or tuple(method_names())
     draft: DraftSettings | None = None
     if request.draft_ref is not None:
-        draft_path = prepare_model(request.draft_ref, None, config, ui).path
-        method = read_draft_method(read_header(draft_path))
-        _require_use(request, method)  # says more than that the file does not fit the model
-        draft = prepare_draft_file(request.draft_ref, DraftSettings(), model, header, config, ui)
-        draft = replace(draft, method=method, measures=True)
+        draft_file = read_draft_file(prepare_model(request.draft_ref, None, config, ui).path)
+        # says more than that the file does not fit the model
+        _require_use(request, draft_file.method)
+        draft = use_draft_file(draft_file, DraftSettings(), model, header, config, ui)
+        draft = replace(draft, method=draft_file.method, measures=True)
     trained = header.context_length or DEFAULT_CTX
     default_ctx = max(DEFAULT_CTX, request.n_tokens + PROMPT_TOKENS)
     options = replace(

@@ -185,7 +185,7 @@ def plan(
         )
     charts = page.build_charts(predicted, measured)
     show_report(
-        lambda: page.build_page(title, predicted, measured, alternatives),
+        lambda: page.build_page(title, predicted, measured, max_checkpoint_bytes, alternatives),
         lambda: charts,
         reporting,
         ui,

@@ -8,6 +8,7 @@ from llmcli.bench import report_page
 from llmcli.bench.plots import memory
 from llmcli.charts.chart import Chart, Table
 from llmcli.commands.plan.quantized_sizes import QuantizedSize
+from llmcli.commands.plan.receipt import CHECKPOINTS_LABEL
 from llmcli.planning.dry_runs.memory_plan import MemoryPlan
 from llmcli.units import format_size
 
@@ -27,9 +28,13 @@ def build_charts(predicted: MemoryPlan, measured: MemoryPlan | None) -> list[Cha
 
 
 def build_page(
-    title: str, predicted: MemoryPlan, measured: MemoryPlan | None, alternatives: "Alternatives"
+    title: str,
+    predicted: MemoryPlan,
+    measured: MemoryPlan | None,
+    max_checkpoints: int,
+    alternatives: "Alternatives",
 ) -> "ReportPage":
-    """Return the HTML report."""
+    """Return the HTML report. `max_checkpoints`: the most bytes of checkpoints."""
     longest = ", ".join(
         f"{kind} {_format_count(alternatives.max_contexts[kind])}"
         for kind in alternatives.supported_types
@@ -53,7 +58,7 @@ def build_page(
         "Predicted before loading.",
         lead,
         charts,
-        (("Bytes", _build_table(predicted, measured)),),
+        (("Bytes", _build_table(predicted, measured, max_checkpoints)),),
     )
 
 
@@ -65,7 +70,7 @@ def _fits_label(quantized_size: QuantizedSize) -> str:
     )
 
 
-def _build_table(predicted: MemoryPlan, measured: MemoryPlan | None) -> Table:
+def _build_table(predicted: MemoryPlan, measured: MemoryPlan | None, max_checkpoints: int) -> Table:
     """Return a table with each kind of memory of each device, in bytes."""
     rows = []
     for share in predicted.devices:
@@ -90,6 +95,10 @@ def _build_table(predicted: MemoryPlan, measured: MemoryPlan | None) -> Table:
             *([_format_count(measured.process_bytes)] if measured else []),
         )
     )
+    if max_checkpoints:
+        rows.append(
+            (CHECKPOINTS_LABEL, _format_count(max_checkpoints), *([""] if measured else []))
+        )
     columns = ("part", "bytes predicted", *(["bytes loaded"] if measured else []))
     return Table(columns, tuple(rows), frozenset((1, 2)))
 

@@ -20,6 +20,7 @@ MEMORY_ROWS: "tuple[tuple[str, Callable[[DeviceMemory], int | None]], ...]" = (
     ("compute buffers", lambda share: share.compute),
     ("output buffer", lambda share: share.output),
 )
+CHECKPOINTS_LABEL = "checkpoints in addition, at most"
 
 
 def format_title(
@@ -72,7 +73,7 @@ def print_table(
         ("whole process", predicted.process_bytes, measured.process_bytes if measured else None)
     )
     if max_checkpoints:
-        rows.append(("checkpoints in addition, at most", max_checkpoints, None))
+        rows.append((CHECKPOINTS_LABEL, max_checkpoints, None))
     columns = (
         ("", "predicted", "size", "actual", "difference") if measured else ("", "bytes", "size")
     )

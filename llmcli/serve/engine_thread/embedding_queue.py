@@ -8,14 +8,13 @@ from typing import TypeVar
 
 from llmcli.api.errors import ApiError, ServerBusy, ServerStopping
 from llmcli.errors import UserError
-from llmcli.hardware import host
+from llmcli.planning.embedding_context import open_embedding_context
 from llmcli.runtime.binding.contexts.pooled_context import Vector
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.scoring.embedder import EUCLIDEAN, Embedder, EmbeddingJob
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.client_shares import ClientShares
 from llmcli.serve.engine_thread.fair_turns import FairTurns
-from llmcli.units import format_size
 
 MAX_WAITING = 64  # requests
 RETRY_AFTER_SECONDS = 2  # seconds of Retry-After
@@ -29,28 +28,6 @@ def _step(runner: Runner, job: EmbeddingJob) -> bool:
     """
     runner.embedder().uses_short_passes = runner.engine.is_busy
     return job.step()
-
-
-def _ensure_context(runner: Runner, tokens: int) -> None:
-    """Create the context for embeddings, or replace it by a larger one, if a text of `tokens`
-    tokens needs this. Raises UserError if the machine has too little memory. Runs on the engine's
-    thread.
-    """
-    embedder, kv_report = runner.embedder(), runner.kv_report()
-    n_tokens = embedder.needed_cells(tokens)
-    if n_tokens == embedder.n_cells:
-        return
-    cache = (
-        runner.predict_cache(kv_report.type_k, kv_report.type_v, n_tokens)
-        if embedder.is_causal
-        else None
-    )
-    needed = (cache.nbytes if cache else 0) + (kv_report.compute_bytes or 0)
-    free = host.available_memory()
-    if free is not None and needed > free:
-        message = f"a text of {tokens} tokens needs {format_size(needed)} of memory, {format_size(free)} are free"
-        raise UserError(message, hint="send shorter texts")
-    embedder.ensure_context(tokens)
 
 
 class EmbeddingQueue:
@@ -85,7 +62,7 @@ class EmbeddingQueue:
             embedder = await self.embedder()
             async with self._turns.turn(client):
                 embedder.check_texts(texts)
-                await self._call(partial(_ensure_context, bridge.runner, max(map(len, texts))), 503)
+                await self._call(partial(open_embedding_context, bridge.runner, max(map(len, texts))), 503)
                 groups = list(embedder.groups(texts))
             jobs: list[EmbeddingJob] = []
             for group in groups:

@@ -209,6 +209,10 @@ def test_one_slot_of_a_recurrent_model_plans_its_checkpoints(
     assert document["max_checkpoint_bytes"] == 32 * size
     out = llmcli(*words).out
     assert re.search(f"checkpoints in addition, at most +{32 * size:,} ", out)
+    report = tmp_path / "plan.html"
+    assert llmcli(*words, "--report", str(report)).code == 0
+    row = rf"checkpoints in addition, at most</t[hd]>\s*<td[^>]*>{32 * size:,}<"
+    assert re.search(row, report.read_text())
     assert "a checkpoint, to which a conversation can go back, takes about " in out
     assert "each conversation keeps up to 32, and all together at most " in out
     assert "serve and batch use" not in out

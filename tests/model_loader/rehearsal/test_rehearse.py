@@ -335,6 +335,8 @@ COMMANDS = {
     "chat": ("chat", "FILE"),
     "serve": ("serve", "FILE", "--port", "0"),
     "batch": ("batch", "FILE", "LINES", "-o", "OUT"),
+    "embed": ("embed", "FILE", "LINES", "-o", "OUT"),
+    "rerank": ("rerank", "FILE", "LINES", "-o", "OUT"),
     "bench": ("bench", "FILE", "-p", "4", "-n", "2", "-r", "1"),
     "bench phases": ("bench", "phases", "FILE"),
     "bench roofline": ("bench", "roofline", "FILE", "-t", "1"),

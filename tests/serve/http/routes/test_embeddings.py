@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 
+from llmcli.hardware import host
 from llmcli.runtime.binding.contexts.pooled_context import PooledContext
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
@@ -258,7 +259,7 @@ def test_tokenize_and_detokenize(serve: Callable[..., Served]) -> None:
 
 
 def test_a_text_is_refused_if_memory_is_low(tiny: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding_queue.host, "available_memory", lambda: 1000)
+    monkeypatch.setattr(host, "available_memory", lambda: 1000)
     tiny.bridge.runner.embedder().close()
     answer = httpx.post(f"{tiny.v1}/embeddings", json={"input": "a cat"})
     assert answer.status_code == 503 and "1000 B are free" in answer.json()["error"]["message"]

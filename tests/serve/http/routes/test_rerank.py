@@ -8,12 +8,11 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from llmcli.api import embeddings
+from llmcli.api import embeddings, rerank
 from llmcli.api.errors import ApiError
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.serve.http.routes import rerank
 from tests.fixtures.server import Served, serving
 from tests.runtime import bert
 

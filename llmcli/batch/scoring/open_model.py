@@ -1,0 +1,58 @@
+"""Opens a model for embeddings or scores of texts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from llmcli.model_loader.open_server_model import open_server_model
+from llmcli.model_loader.placement_flags import PlacementFlags
+from llmcli.model_loader.run_flags import RunFlags
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
+    from llmcli.model_loader.open_server_model import ServerModel
+    from llmcli.ui import UI
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOptions:
+    """The options of the model. They have the names and the meaning of those of RunOptions; None
+    chooses the value for the machine and the model.
+    """
+
+    ctx_size: int | None = None
+    threads: int | None = None
+    gpu_layers: str | None = None
+    flash_attn: str | None = None
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+
+    def run_flags(self, placement: PlacementFlags) -> RunFlags:
+        """Return the options as those of a run without answers."""
+        from llmcli.runtime.requests.beam_settings import NO_SEARCH
+        from llmcli.runtime.requests.request import RunOptions
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        typed = {name: value for name, value in values.items() if value not in (None, 0)}
+        return RunFlags(
+            RunOptions(**typed),
+            {},
+            NO_SEARCH,
+            frozenset(typed),
+            placement=placement,
+            raw=True,
+            draft="off",
+            ngram_draft="off",
+        )
+
+
+@contextmanager
+def open_scoring_model(
+    ref: str, options: ScoringOptions, placement: PlacementFlags, config: "Config", ui: "UI"
+) -> "Iterator[ServerModel]":
+    """Open the model `ref`, and close it after the `with` block. Raises UserError."""
+    with open_server_model(
+        ref, options.run_flags(placement), config, ui, parallel=1, max_gap_seconds=None
+    ) as hosted:
+        yield hosted
