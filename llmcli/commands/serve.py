@@ -211,7 +211,7 @@ def serve(
     refs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[REF]…",
+            metavar="REF",
             autocompletion=complete_models,
             help=f"{REF_HELP} Several REFs: each is loaded on request. None: all models on this disk.",
         ),

@@ -21,6 +21,7 @@ class AdmittedProcess(ModelProcess):
         super().__init__()
         self._predict, self._open_model = predict, open_model
         self.facts: dict[str, Any] = {}
+        self._was_available = False
 
     def plan(self, limit_bytes: int) -> PlannedMemory:
         """Start the process, and return what the model will take. `limit_bytes`: the most that it
@@ -39,6 +40,16 @@ class AdmittedProcess(ModelProcess):
         with suppress(OSError):  # if the process has ended, reading says so
             self._link.sendall(encode_frame(("load", limit_bytes)))
         self.facts = self._read_report(self._process, self._link, "ready")[1]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process has ended, or takes no more requests because it ends."""
+        return self._was_available and not self._available.is_set()
+
+    async def wait_until_available(self) -> None:
+        """Wait until serve(), which must run in another task, passes requests on."""
+        await self._available.wait()
+        self._was_available = True
 
     async def serve(self) -> str:
         """Pass requests and answers on until the process has ended, and return why it ended. All its

@@ -63,9 +63,10 @@ class PoolSettings:
 class PooledModel:
     """A model of the pool.
 
+    - `is_offered`: requests can name it; not so after it was removed.
     - `reserved_bytes`: what counts for its process now.
     - `memory`: what it takes, once it was planned in the state `stamp` of its file.
-    - `n_running`: requests that its process answers; `n_waiting`: requests that wait for it.
+    - `n_running`: requests that its process answers; `tickets`: requests that wait for it.
     - `drains_for`: why it gets no further requests; "" if it does.
     - `expires_at`: when it is unloaded if it is idle.
     - `n_failures`: crashes and failed loads in a row; `error`: the last one, told to requests until
@@ -73,13 +74,14 @@ class PooledModel:
     """
 
     served: ServedModel
+    is_offered: bool = True
     state: ModelState = "here"
     reserved_bytes: int = 0
     memory: PlannedMemory | None = None
     stamp: FileStamp | None = None
     process: AdmittedProcess | None = None
     n_running: int = 0
-    n_waiting: int = 0
+    tickets: "list[asyncio.Future[AdmittedProcess]]" = field(default_factory=list)
     drains_for: str = ""
     last_used: float = 0.0
     expires_at: float = math.inf
@@ -97,6 +99,11 @@ class PooledModel:
     def name(self) -> str:
         """The name of the model."""
         return self.served.name
+
+    @property
+    def n_waiting(self) -> int:
+        """The number of requests that wait for it."""
+        return len(self.tickets)
 
     @property
     def is_ready(self) -> bool:
@@ -184,7 +191,8 @@ class ModelPool:
         n_comments = 0
         try:
             while not (await asyncio.wait({acquiring}, timeout=PROGRESS_SECONDS))[0]:
-                for message in progress_messages(request, model.name, model.state, n_comments):
+                state = "queued" if model.state == "here" else model.state
+                for message in progress_messages(request, model.name, state, n_comments):
                     yield message
                 n_comments += 1
             process = acquiring.result()
@@ -213,18 +221,34 @@ class ModelPool:
             self._release(model, keep_alive)
 
     async def _acquire(self, model: PooledModel) -> AdmittedProcess:
-        """Load a model if needed, and count a request of it. Raises ApiError."""
-        model.n_waiting += 1
+        """Load a model if needed, count a request of it, and return its process. Raises ApiError."""
+        ticket: asyncio.Future[AdmittedProcess] = asyncio.get_running_loop().create_future()
+        model.tickets.append(ticket)
         try:
-            while not self._is_usable(model):
+            if self._is_usable(model):
+                self._grant(model)
+            while not ticket.done():
                 await self._wait_until_loaded(model)
+            return ticket.result()
+        except BaseException:
+            if ticket.done():
+                self._release(model, None)
+            raise
         finally:
-            model.n_waiting -= 1
-            self._changed.set()
+            if ticket in model.tickets:
+                model.tickets.remove(ticket)
+                self._changed.set()
+
+    def _grant(self, model: PooledModel) -> None:
+        """Give the process of a loaded model to all requests that wait for it. They count at once, so
+        that the model is not unloaded before they run.
+        """
         assert model.process is not None
-        model.n_running += 1
+        for ticket in model.tickets:
+            model.n_running += 1
+            ticket.set_result(model.process)
+        model.tickets.clear()
         model.last_used = time.monotonic()
-        return model.process
 
     def _release(self, model: PooledModel, keep_alive: float | None) -> None:
         """Count a request as ended, and set when the model is unloaded."""
@@ -265,11 +289,12 @@ class ModelPool:
             return
         for name, served in found.items():
             if name in self.models:
-                self.models[name].served = served
+                self.models[name].served, self.models[name].is_offered = served, True
             else:
                 self.models[name] = PooledModel(served)
         for name in tuple(self.models):
             model = self.models[name]
+            model.is_offered = name in found
             if name not in found and model.state == "here" and not model.n_waiting:
                 del self.models[name]
             elif name not in found:
@@ -300,10 +325,12 @@ class ModelPool:
     # --- loading
 
     def _is_usable(self, model: PooledModel) -> bool:
-        """Return whether a model takes requests now. If its file was changed, it does not."""
+        """Return whether a model takes requests now: not if its file was changed, or if its process
+        ends.
+        """
         if model.is_ready:
             self._check_file(model)
-        return model.is_ready
+        return model.is_ready and model.process is not None and not model.process.is_lost
 
     async def _wait_until_loaded(self, model: PooledModel) -> None:
         """Start to load a model if this has not happened, and wait for it. Raises ApiError."""
@@ -344,6 +371,7 @@ class ModelPool:
             async with self._turn:
                 if model.state in ("loaded", "unloading"):
                     if self._is_usable(model):
+                        self._grant(model)
                         return
                     self._changed.set()
                     await model.gone.wait()
@@ -388,13 +416,17 @@ class ModelPool:
         assert model.process is not None
         model.state = "loading"
         await asyncio.to_thread(model.process.load, model.reserved_bytes)
+        process, model.gone = model.process, asyncio.Event()
+        self._spawn(self._watch_process(model, process))
+        await process.wait_until_available()
+        if model.process is not process:
+            raise UserError("its process ended as soon as it was loaded")
         model.state, model.error, model.drains_for = "loaded", "", ""
-        model.gone = asyncio.Event()
         model.last_used = time.monotonic()
         model.expires_at = model.last_used + self._keep_alive(model, None)
         model.n_loads += 1
         model.load_seconds = time.perf_counter() - started
-        self._spawn(self._watch_process(model, model.process))
+        self._grant(model)
         self._note(
             f"{model.name} is loaded: {format_size(model.reserved_bytes)} of"
             f" {format_size(self.settings.limit_bytes)}"
@@ -459,8 +491,10 @@ class ModelPool:
             for other in self.models.values():
                 if other.name in names and other.state == "loaded":
                     other.drains_for = other.drains_for or f"room for {model.name}"
-                elif other.drains_for.startswith("room for"):
+                elif other.drains_for.startswith("room for") and other.state == "loaded":
                     other.drains_for = ""
+                    if self._is_usable(other):
+                        self._grant(other)
             if not unloads:
                 model.reserved_bytes = nbytes
                 return
@@ -476,7 +510,8 @@ class ModelPool:
         return UserError(
             f"{model.name} needs {format_size(nbytes)}, and all models together may take"
             f" {format_size(limit)}{beside}",
-            hint=f'a larger --memory-limit, or a smaller ctx_size in [serve."{model.name}"]',
+            hint=f"--memory-limit {math.ceil((nbytes + pinned) / 1e6)}M, or a smaller ctx_size in"
+            f' [serve."{model.name}"]',
         )
 
     def _record_failure(self, model: PooledModel, message: str, hint: str) -> None:
@@ -562,7 +597,7 @@ class ModelPool:
 
     def _offered(self) -> Mapping[str, ServedModel]:
         """Return the models that can be named."""
-        return {name: model.served for name, model in self.models.items()}
+        return {name: model.served for name, model in self.models.items() if model.is_offered}
 
     def _keep_alive(self, model: PooledModel, requested: float | None) -> float:
         """Return for how many seconds a model stays loaded after a request that asks for

@@ -94,7 +94,7 @@ def find_served_models(refs: Iterable[str], request: ServeRequest) -> dict[str, 
     """
     config, ui, refs = request.config, request.ui, tuple(refs)
     table = load_serve_table(config)
-    entries = [table.get(ref, ServeEntry(ref)) for ref in refs]
+    entries = [table.get(ref) or _entry_of_ref(ref) for ref in refs]
     if not refs:
         entries = list(table.values())
         known = {entry.name for entry in entries} | {entry.model_ref for entry in entries}
@@ -106,6 +106,13 @@ def find_served_models(refs: Iterable[str], request: ServeRequest) -> dict[str, 
     }
     _check_names(models, config)
     return models
+
+
+def _entry_of_ref(ref: str) -> ServeEntry:
+    """Return the entry of a REF of the command line. A file is named without its folder and suffix."""
+    if not Path(ref).is_file():
+        return ServeEntry(ref)
+    return ServeEntry(Path(ref).stem, ref=ref, aliases=(ref,))
 
 
 def _names_on_disk(config: "Config") -> list[str]:
