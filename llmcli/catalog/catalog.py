@@ -94,15 +94,16 @@ def read_catalog(path: Path) -> dict[str, CatalogEntry]:
     text = toml_file.read_toml_text(path)
     document = toml_file.parse_toml(path, text)
     table = document.get("models", {})
-    if unknown := [key for key in document if key != "models"]:
-        raise _catalog_error(
+    # serve_table.py reads the other table.
+    if unknown := [key for key in document if key not in ("models", "serve")]:
+        raise catalog_error(
             path,
             text,
             unknown[0],
-            f'unknown key {unknown[0]!r}; tables must be named [models."NAME"]',
+            f'unknown key {unknown[0]!r}; tables must be named [models."NAME"] or [serve."NAME"]',
         )
     if not isinstance(table, dict):
-        raise _catalog_error(path, text, "models", "`models` must be a table")
+        raise catalog_error(path, text, "models", "`models` must be a table")
     return {name: _parse_entry(path, text, name, value) for name, value in table.items()}
 
 
@@ -113,7 +114,7 @@ def _parse_entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
 
     def check(is_valid: bool, message: str) -> None:
         if not is_valid:
-            raise _catalog_error(path, text, name, f"{name}: {message}")
+            raise catalog_error(path, text, name, f"{name}: {message}")
 
     check(
         NAME_PATTERN.fullmatch(name) is not None,
@@ -137,7 +138,7 @@ def _parse_entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
     try:
         specs = tuple(_parse_source(item) for item in sources)
     except InvalidSource as error:
-        raise _catalog_error(path, text, name, f"{name}: {error}") from None
+        raise catalog_error(path, text, name, f"{name}: {error}") from None
     text_fields = {key: value[key] for key in TEXT_KEYS if key in value}
     return CatalogEntry(
         name,
@@ -194,7 +195,7 @@ def _parse_part(table: Any) -> WeightFile:
     return part
 
 
-def _catalog_error(path: Path, text: str, word: str, message: str) -> UserError:
+def catalog_error(path: Path, text: str, word: str, message: str) -> UserError:
     """Return the error for something wrong in the file `path`, whose content is `text`. Its line
     number is that of the first line that contains `word`.
     """

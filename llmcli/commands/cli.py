@@ -42,6 +42,9 @@ COMMANDS_OF_MODULE = {
     "serve": {
         "serve": "Answer many requests at once over HTTP, with OpenAI's API.",
     },
+    "ps": {
+        "ps": "List the models of a running server, and the memory that they take.",
+    },
     "plan.command": {
         "plan": "Print the memory that a run takes before it is allocated.",
     },

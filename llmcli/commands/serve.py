@@ -1,4 +1,4 @@
-"""`llmcli serve`: serves a model over HTTP with OpenAI's API until it is stopped."""
+"""`llmcli serve`: serves one model or several over HTTP with OpenAI's API until it is stopped."""
 
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,14 @@ from llmcli.commands.options.run import choose_model
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL, REFUSED_FIELDS
 from llmcli.model_loader.run_flags import RunFlags
-from llmcli.serve.launch import ServeRequest, open_service, print_ready
+from llmcli.serve.launch import open_service, print_ready
+from llmcli.serve.serve_request import ServeRequest
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIN_KEY_CHARACTERS = 8  # characters of an API key
 MAX_PARALLEL, MAX_WAITING = 128, 100_000
 STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
+DEFAULT_KEEP_ALIVE = "5m"  # as in ollama
 DEFAULT_FILES_SIZE = "4G"  # of all files of clients together
 MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
@@ -156,6 +158,23 @@ Drain = Annotated[
         rich_help_panel=panels.REQUESTS,
     ),
 ]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="With several models: the most memory of all together, such as 8G. [what is free]",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
+KeepAlive = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="With several models: how long an idle one stays loaded, such as 30s, 5m or -1 for "
+        "ever; 0: not at all. [5m]",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
 Replicas = Annotated[
     int, typer.Option(min=0, max=256, metavar="N", help="Number of model replicas (Ray Serve).")
 ]
@@ -197,8 +216,13 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     ctx: typer.Context,
-    ref: Annotated[
-        str | None, typer.Argument(metavar="REF", autocompletion=complete_models, help=REF_HELP)
+    refs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="REF",
+            autocompletion=complete_models,
+            help=f"{REF_HELP} Several REFs: each is loaded on request. None: all models on this disk.",
+        ),
     ] = None,
     host: Addresses = None,
     port: Port = 8080,
@@ -230,6 +254,8 @@ def serve(
     drain: Drain = 30,
     stream_every: StreamEvery = STREAM_INTERVAL_MS,
     private: Private = False,
+    memory_limit: MemoryLimit = None,
+    keep_alive: KeepAlive = None,
     replicas: Replicas = 0,
     ray: Ray = None,
     while_stdin: WhileStdin = False,
@@ -242,7 +268,10 @@ def serve(
     from llmcli.serve.processes import parent_watch
 
     run_flags = run.parse_run_flags(ctx)
-    ref = _require_model(ref, run_flags)
+    names = tuple(refs or ())
+    serves_several = len(names) > 1 or (not names and run_flags.model is None)
+    ref = "" if serves_several else _require_model(names[0] if names else None, run_flags)
+    limit_bytes, keep_alive_seconds = _read_pool_options(memory_limit, keep_alive, serves_several)
     open_server_model.refuse_personal_flags(run_flags)
     hosts = _split_hosts(host or [])
     keys = _read_keys([*(api_key or []), *(priority_key or [])], api_key_file or [], hosts)
@@ -271,6 +300,22 @@ def serve(
     if slot_save_path is not None and not slot_save_path.is_dir():
         raise UserError(
             f"--slot-save-path {slot_save_path} is no folder", hint=f"mkdir -p '{slot_save_path}'"
+        )
+    if serves_several:
+        _refuse_single_options(
+            run_flags,
+            {
+                "--alias": alias,
+                "--grpc-port": grpc_port,
+                "--slot-save-path": slot_save_path,
+                "--files-folder": files_folder,
+                "--replicas": replicas,
+                "--ray": ray,
+                "--rpc": run_flags.placement.rpc,
+                "--model": run_flags.model,
+                "--quant": run_flags.quant,
+                "--chat-template": run_flags.chat_template,
+            },
         )
     max_files_bytes = _read_files_size(files_folder, max_files_size, bool(replicas or ray))
     config, terminal = start_command(json, run_flags.offline)
@@ -313,7 +358,11 @@ def serve(
             private,
             kv_unified_per_slot,
         )
-        if replicas or ray:
+        if serves_several:
+            stopped = launch_processes.run_models(
+                request, names, limit_bytes, keep_alive_seconds, listeners
+            )
+        elif replicas or ray:
             stopped = launch_processes.run_replicas(request, replicas or 1, ray, listeners)
         elif run_flags.placement.rpc:
             stopped = launch_processes.run_child(request, listeners)
@@ -324,6 +373,39 @@ def serve(
                 stopped = server.run_server(bridge, settings, listeners, ready)
     if stopped == "SIGINT":
         raise typer.Exit(130)
+
+
+def _read_pool_options(
+    limit: str | None, keep_alive: str | None, serves_several: bool
+) -> tuple[int | None, float]:
+    """Return the bytes of --memory-limit and the seconds of --keep-alive. Raises UsageError or
+    UserError if one is wrong, or has no meaning for a single model.
+    """
+    from llmcli.units import parse_duration
+    from quant.quantize.shards import parse_size
+
+    for flag, value in (("--memory-limit", limit), ("--keep-alive", keep_alive)):
+        if value is not None and not serves_several:
+            raise UsageError(
+                f"{flag} applies only to several models",
+                hint="give no REF or several, or leave it out",
+            )
+    limit_bytes = None if limit is None else parse_size(limit, "--memory-limit", "memory")
+    try:
+        seconds = parse_duration(keep_alive or DEFAULT_KEEP_ALIVE)
+    except ValueError as error:
+        raise UsageError(f"--keep-alive: {error}", hint="--keep-alive 10m") from None
+    return limit_bytes, seconds
+
+
+def _refuse_single_options(run_flags: RunFlags, options: dict[str, object]) -> None:
+    """Raise UsageError if one of these options is set, which belong to a single model."""
+    for flag, value in options.items():
+        if value:
+            raise UsageError(
+                f"{flag} belongs to a server of a single model",
+                hint=f"llmcli serve {DEFAULT_MODEL} {flag} …, or set it for each model in models.toml",
+            )
 
 
 def _require_model(ref: str | None, run_flags: RunFlags) -> str:

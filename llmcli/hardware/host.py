@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from llmcli.hardware.memory_limits import group_free_bytes
+from llmcli.hardware.memory_limits import group_free_bytes, own_free_bytes
 from llmcli.hardware.processor import read_processor
 
 MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; with more threads the process crashes
@@ -54,7 +54,7 @@ def last_cache_bytes() -> int | None:
 
 def available_memory() -> int | None:
     """Return how many more bytes this process can use without swapping, within the memory limit of
-    its container. None: unknown.
+    its container and its own limit. None: unknown.
     """
     import psutil
 
@@ -62,8 +62,8 @@ def available_memory() -> int | None:
         available: int = psutil.virtual_memory().available
     except (OSError, psutil.Error):
         return None
-    limit = group_free_bytes()
-    return available if limit is None else min(available, limit)
+    limits = (group_free_bytes(), own_free_bytes())
+    return min((available, *(limit for limit in limits if limit is not None)))
 
 
 def total_memory() -> int | None:

@@ -1,5 +1,5 @@
-"""The memory limits of this process: the limit of its container, and the limit of its address space
-(ulimit -v).
+"""The memory limits of this process: the limit of its container, the limit of its address space
+(ulimit -v), and a limit that the program sets itself.
 
 Cached file pages of a control group count as free, because the kernel drops them when it needs
 memory.
@@ -24,6 +24,7 @@ LIMIT_FILES = {
         ("total_inactive_file", "total_active_file"),
     ),
 }
+_own_limit_bytes: int | None = None  # see limit_own_memory
 
 
 def group_free_bytes(root: Path = SYSTEM_ROOT) -> int | None:
@@ -46,6 +47,28 @@ def address_free_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return max(0, limit - pages * resource.getpagesize())
+
+
+def limit_own_memory(nbytes: int | None) -> None:
+    """Set the number of bytes that this process may take, so that everything that is planned in it
+    fits into them. Nothing enforces the limit. None: no limit.
+    """
+    global _own_limit_bytes
+    _own_limit_bytes = nbytes
+
+
+def own_free_bytes() -> int | None:
+    """Return how many more bytes the limit of `limit_own_memory` allows. Pages of mapped files
+    count as free, as in a control group. None: no limit.
+    """
+    if _own_limit_bytes is None:
+        return None
+    import psutil
+
+    usage = psutil.Process().memory_info()
+    # `shared`, which only Linux has, counts the pages of mapped files
+    used: int = usage.rss - getattr(usage, "shared", 0)
+    return max(0, _own_limit_bytes - used)
 
 
 def _free_bytes(group: ControlGroup) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from llmcli.catalog import catalog, store
 from llmcli.catalog.fetch import FetchedModel
@@ -39,6 +40,9 @@ from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.ui import UI
 from quant.model_file.model_header import ModelHeader
 from quant.model_file.read_header import read_header
+
+if TYPE_CHECKING:
+    from llmcli.model_loader.planned_memory import PlannedMemory
 
 # tokens that each additional answer adds to the context, if the user sets neither its size nor -n
 TOKENS_PER_ANSWER = 2048
@@ -105,6 +109,16 @@ class ModelSwitcher:
         with self.ui.status(f"loading {ref} …"):
             return self._open(self._open_models, ref, self.run_flags.quant, self._template, slots)
 
+    def predict_memory(self, ref: str) -> "PlannedMemory":
+        """Return the memory that the first model, `ref`, will take, without loading its weights.
+        Raises UserError if no setting of it fits.
+        """
+        from llmcli.model_loader.planned_memory import predict_run  # the import is slow
+
+        slots = max(self.run_flags.samples, self.run_flags.search.beams, self.parallel)
+        model, plan = self._accept_plan(ref, self.run_flags.quant, self._template, slots)
+        return predict_run(model, self._resolve_flash(plan))
+
     def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
         """Open the model `ref`, pass it to `use`, and then close the previous model. After an error
         the new model is closed, and the previous one stays open. `beams`: number of sequences that
@@ -135,22 +149,10 @@ class ModelSwitcher:
         `template`: the values of --quant and --chat-template. `slots`: number of answers at once.
         Raises UserError.
         """
-        with allow_interrupts():  # an interrupted download or quantization resumes the next time
-            model = prepare_model(ref, quant, self.config, self.ui)
-        header = read_header(model.path)
-        # first, because the rehearsal of a new file may take long
-        require_prediction_layers(self.run_flags.draft, header)
-        rehearse_model(
-            header,
-            self.config,
-            self.ui,
-            uses_template=template is None and not self.run_flags.raw,
+        model, plan = self._accept_plan(ref, quant, template, slots)
+        options = replace(
+            self._resolve_flash(plan).options, gpu_layers=format_layers(plan.placement.gpu_layers)
         )
-        plan = check_memory(self._plan(model, header, slots), self.run_flags.fit, self.ui.note)
-        options = resolve_options.resolve_flash_attention(
-            plan.header, plan.options, plan.placement, self.config, plan.slots, self.parallel
-        )
-        options = replace(options, gpu_layers=format_layers(plan.placement.gpu_layers))
         opening = open_runner(
             model.path,
             options,
@@ -182,6 +184,33 @@ class ModelSwitcher:
         return OpenedModel(
             model.name, runner, file_bytes, model.system, model.settings, model.sha256
         )
+
+    def _accept_plan(
+        self, ref: str, quant: str | None, template: str | None, slots: int
+    ) -> tuple[FetchedModel, RunPlan]:
+        """Prepare the model `ref`, and return it with a plan of its run that fits into memory. The
+        parameters are those of `_open`. Raises UserError.
+        """
+        with allow_interrupts():  # an interrupted download or quantization resumes the next time
+            model = prepare_model(ref, quant, self.config, self.ui)
+        header = read_header(model.path)
+        # first, because the rehearsal of a new file may take long
+        require_prediction_layers(self.run_flags.draft, header)
+        rehearse_model(
+            header,
+            self.config,
+            self.ui,
+            uses_template=template is None and not self.run_flags.raw,
+        )
+        plan = self._plan(model, header, slots)
+        return model, check_memory(plan, self.run_flags.fit, self.ui.note)
+
+    def _resolve_flash(self, plan: RunPlan) -> RunPlan:
+        """Return an accepted plan with flash attention switched on or off."""
+        options = resolve_options.resolve_flash_attention(
+            plan.header, plan.options, plan.placement, self.config, plan.slots, self.parallel
+        )
+        return replace(plan, options=options)
 
     def _plan(self, model: FetchedModel, header: ModelHeader, slots: int) -> RunPlan:
         """Return the plan of a run of the model for `slots` answers at once. The options are those

@@ -10,6 +10,7 @@ from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from llmcli.config import Config
+    from llmcli.model_loader.planned_memory import PlannedMemory
     from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.engine.schedule import Schedule
     from llmcli.runtime.runner import Runner
@@ -105,6 +106,20 @@ def open_server_model(
         yield ServerModel(
             opened_model.name, opened_model.runner, system, sampling, opened_model.settings
         )
+
+
+def predict_server_memory(
+    ref: str, run_flags: "RunFlags", config: "Config", ui: "UI", parallel: int
+) -> "PlannedMemory":
+    """Return the memory that open_server_model() will take. Raises UserError if no setting of the
+    model fits.
+    """
+    from llmcli.model_loader.open_model import ModelSwitcher
+
+    with closing(
+        ModelSwitcher(run_flags, config, ui, is_chat=True, parallel=parallel, must_generate=False)
+    ) as models:
+        return models.predict_memory(ref)
 
 
 def _make_schedule(

@@ -4,47 +4,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.model_loader.run_flags import RunFlags
+from llmcli.serve.serve_request import ServeRequest
 
 if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
-    from llmcli.config import Config
     from llmcli.model_loader.open_server_model import ServerModel
     from llmcli.serve.engine_thread.bridge import EngineBridge
     from llmcli.ui import UI
-
-
-@dataclass(frozen=True, slots=True)
-class ServeRequest:
-    """The settings of `llmcli serve`, as a value that can be sent to another process.
-
-    - `ref`: the name or path of the model.
-    - `parallel`: the number of answers that run at once; `max_waiting`: of further answers that may
-      wait.
-    - `settings`: the fields of ServerSettings that do not depend on the model.
-    - `pooling`: how token vectors are combined to an embedding; None: as the model file says.
-    - `stream_interval_seconds`: the longest time for which tokens of a stream are held back to send
-      them together.
-    - `is_private`: clients do not share cached prefixes, so that response times tell nothing about
-      the prompts of others.
-    - `context_per_answer`: the largest number of tokens of a prompt and its answer; None: those of
-      the context.
-    """
-
-    ref: str
-    run_flags: RunFlags
-    config: "Config"
-    ui: "UI"
-    parallel: int
-    max_waiting: int
-    settings: dict[str, Any]
-    pooling: str | None = None
-    stream_interval_seconds: float = 0.0
-    is_private: bool = False
-    context_per_answer: int | None = None
 
 
 @contextmanager
@@ -71,6 +39,17 @@ def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerS
             )
         ) as bridge:
             yield bridge, _build_settings(server_model, request, **request.settings)
+
+
+def predict_service(request: ServeRequest) -> dict[str, Any]:
+    """Return the memory that open_service() will take, as the fields of PlannedMemory. Raises
+    UserError if no setting of the model fits.
+    """
+    from llmcli.model_loader.open_server_model import predict_server_memory
+
+    return predict_server_memory(
+        request.ref, request.run_flags, request.config, request.ui, request.parallel
+    ).as_dict()
 
 
 def _build_settings(

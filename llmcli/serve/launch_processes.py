@@ -1,7 +1,10 @@
-"""Runs `llmcli serve` with the model in other processes: in a child process that is restarted when
-llama.cpp aborts (`--rpc`), or in Ray Serve replicas (`--replicas`).
+"""Runs `llmcli serve` with models in other processes: in a child process that is restarted when
+llama.cpp aborts (`--rpc`), in Ray Serve replicas (`--replicas`), or several models, each in its own
+process.
 """
 
+import asyncio
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -9,13 +12,18 @@ from functools import partial
 from socket import socket as Socket
 from typing import TYPE_CHECKING, Any
 
-from llmcli.errors import UsageError
+from llmcli.errors import UsageError, UserError
 from llmcli.hardware.ray_cluster import LOCAL_RAY, require_ray
 from llmcli.model_loader.run_flags import split_threads
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
-    from llmcli.serve.launch import ServeRequest
+    from llmcli.serve.serve_request import ServeRequest
+    from llmcli.ui import UI
+
+DEFAULT_REF = "smollm2:135m"  # a small model, for hints
+MAX_SHOWN_NAMES = 8  # models that the line about the start names
 
 
 def run_child(request: "ServeRequest", listeners: Sequence[Socket]) -> str:
@@ -88,6 +96,96 @@ def run_replicas(
         )
         return server.run_server(
             FrontServer(running_replicas, settings), settings, listeners, ready
+        )
+
+
+def run_models(
+    request: "ServeRequest",
+    refs: Sequence[str],
+    limit_bytes: int | None,
+    keep_alive: float,
+    listeners: Sequence[Socket],
+) -> str:
+    """Serve several models until a signal arrives, and return the name of the signal. `refs`: the
+    models; empty: all that are on this disk. `limit_bytes`: the most memory of all together; None:
+    what is free now. `keep_alive`: seconds for which an idle model stays loaded.
+
+    Raises UserError if there is no model, or if one of `refs` cannot be prepared.
+    """
+    from llmcli.hardware import host
+    from llmcli.model_loader.prepare import prepare_model
+    from llmcli.serve import server
+    from llmcli.serve.launch import open_service, predict_service
+    from llmcli.serve.processes.models.admitted_process import AdmittedProcess
+    from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
+    from llmcli.serve.processes.models.models_front import ModelsFront
+    from llmcli.serve.processes.models.served_models import find_served_models
+
+    for ref in refs:  # downloads and quantizes what is missing, as for a single model
+        prepare_model(ref, None, request.config, request.ui)
+    # nothing is downloaded later, because a request must not wait for that
+    request = replace(request, config=replace(request.config, offline=True))
+    limit_bytes = limit_bytes or host.available_memory()
+    if limit_bytes is None:
+        raise UserError("the free memory is unknown", hint="give --memory-limit SIZE")
+    find_models = partial(find_served_models, refs, request)
+    if not find_models():
+        raise UserError("no model is here", hint=f"llmcli serve {DEFAULT_REF}")
+    settings = _build_settings(request, {"names": tuple(refs) or ("llmcli",)})
+
+    def make_process(model_request: "ServeRequest") -> AdmittedProcess:
+        return AdmittedProcess(
+            partial(predict_service, model_request), partial(open_service, model_request)
+        )
+
+    default_name = refs[0] if refs else None
+
+    async def serve() -> str:
+        pool = ModelPool(
+            find_models,
+            make_process,
+            PoolSettings(limit_bytes, keep_alive, default_name),
+            request.ui.note,
+        )
+
+        def ready() -> None:
+            pool.start()
+            print_models_ready(settings, sorted(pool.models), limit_bytes, request.ui)
+
+        http_server = server.make_server(ModelsFront(pool, settings), settings, ready)
+        try:
+            await http_server.serve(list(listeners))
+        finally:
+            await pool.close()
+        return http_server.stop_signal
+
+    return asyncio.run(serve())
+
+
+def print_models_ready(
+    settings: "ServerSettings", names: Sequence[str], limit_bytes: int, ui: "UI"
+) -> None:
+    """Print that the server of several models is ready; as a JSON object with `--json`."""
+    from llmcli.serve import server
+
+    url = server.server_url(settings)
+    if ui.json:
+        ui.result(
+            {
+                "url": url,
+                "host": settings.host,
+                "port": settings.port,
+                "pid": os.getpid(),
+                "models": list(names),
+                "memory_limit_bytes": limit_bytes,
+            }
+        )
+    else:
+        shown = ", ".join(names[:MAX_SHOWN_NAMES])
+        more = f" and {len(names) - MAX_SHOWN_NAMES} more" if len(names) > MAX_SHOWN_NAMES else ""
+        ui.note(
+            f"{shown}{more}: served at {url}/v1, in at most {format_size(limit_bytes)} ·"
+            " Ctrl-C stops"
         )
 
 

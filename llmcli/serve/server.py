@@ -168,13 +168,20 @@ def run_server(
     """Serve until a signal arrives, and return the name of the signal. `listeners`: the sockets on
     which it listens. Raises the error that ended the engine's thread, if there was one.
     """
-    server = HttpServer(bridge, settings, on_ready)
+    server = make_server(bridge, settings, on_ready)
+    server.run(list(listeners))
+    return server.stop_signal
+
+
+def make_server(
+    bridge: EngineBridge | FrontServer, settings: ServerSettings, on_ready: Callable[[], None]
+) -> HttpServer:
+    """Return a server, after setting this process's limits for one."""
     # Python's default interval is 5 ms. The engine's thread must not wait that long after each pass
     # for a thread that renders a template.
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _raise_file_limit()
-    server.run(list(listeners))
-    return server.stop_signal
+    return HttpServer(bridge, settings, on_ready)
 
 
 def _raise_file_limit() -> None:

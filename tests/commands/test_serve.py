@@ -21,7 +21,11 @@ KEY = "a-key-that-is-long"
 @pytest.mark.parametrize(
     ("words", "message", "code"),
     [
-        ((), "no model given", 2),
+        ((), "no model is here", 1),
+        (("x", "y", "--rpc", "127.0.0.1:9"), "--rpc belongs to a server of a single model", 2),
+        (("x", "--memory-limit", "1G"), "--memory-limit applies only to several models", 2),
+        (("--keep-alive", "soon"), "is no duration", 2),
+        (("--memory-limit", "much"), "is no size of memory", 1),
         (("x", "-m", "y"), "two models", 2),
         (("x", "--host", "0.0.0.0"), "no API key is set", 1),
         (("x", "--api-key", "short"), "too short", 1),

@@ -114,7 +114,9 @@ class OllamaFields(RequestBody):
     top_logprobs: Annotated[int, WholeNumber(0, MAX_ALTERNATIVES)] | None = honored(
         "return this many alternatives of each token"
     )
-    keep_alive: Any = ignored("the model stays loaded as long as the server runs")
+    keep_alive: Any = ignored(
+        "a server of one model keeps it; a server of several unloads the model after this time"
+    )
     shift: bool | None = noted("the server decides whether a context that is full slides")
     debug_render_only: Any = refused(
         "/apply-template returns the prompt", alias="_debug_render_only"

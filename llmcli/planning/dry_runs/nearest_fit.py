@@ -207,10 +207,9 @@ class NearestFit:
 
 
 @contextmanager
-def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
-    """Open the model and the draft model of a plan for dry runs, and close them after the `with`
-    block. The caller must have checked the model's header (load_checks.check_loadable) and the draft
-    file (DraftSettings.for_draft_file).
+def open_draft_memory(plan: RunPlan) -> Iterator[DraftMemory | None]:
+    """Open the draft model or the draft heads of a plan for dry runs during the `with` block; None if
+    it has neither. The draft file must have been checked (DraftSettings.for_draft_file).
     """
     with ExitStack() as stack:
         heads = plan.drafting.heads
@@ -225,11 +224,20 @@ def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
                     target=plan.header.path if is_eagle3(draft_header) else None,
                 )
             )
-        yield NearestFit(
-            stack.enter_context(
-                open_memory_planner(plan.header, plan.context, plan.placement, draft)
-            )
-        )
+        yield draft
+
+
+@contextmanager
+def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
+    """Open the model and the draft model of a plan for dry runs, and close them after the `with`
+    block. The caller must have checked the model's header (load_checks.check_loadable) and the draft
+    file (DraftSettings.for_draft_file).
+    """
+    with (
+        open_draft_memory(plan) as draft,
+        open_memory_planner(plan.header, plan.context, plan.placement, draft) as planner,
+    ):
+        yield NearestFit(planner)
 
 
 def _cache_type_pairs(plan: RunPlan) -> Iterator[tuple[str, str]]:

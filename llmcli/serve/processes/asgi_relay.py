@@ -17,12 +17,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from llmcli.api.server_settings import ServerSettings
+from llmcli.hardware import memory_limits
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.engine_watch import EngineStuck
 from llmcli.serve.http.app import make_app
@@ -32,6 +33,9 @@ RelayFrame = tuple[Any, ...]
 # Opens the model in the other process. It is pickled by name.
 OpenModel = Callable[[], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
 LENGTH_PREFIX = struct.Struct("<I")
+# What a process takes beside what the check of its memory counts: its libraries, and what requests
+# take.
+PLANNING_SLACK_BYTES = 128 << 20
 HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats
 SCOPE_KEYS = (
     "type",
@@ -92,17 +96,50 @@ def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
     answers the requests that arrive over `link` until the other process closes it. If the model
     cannot be opened, it reports the error and exits.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # the front server handles these signals
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_signals()
     try:
         with open_model() as (bridge, settings):
             facts = {"names": settings.names, "n_ctx": bridge.runner.n_ctx}
             link.sendall(encode_frame(("ready", facts)))
             asyncio.run(_serve(make_app(bridge, settings), bridge, link))
     except UserError as error:
-        with suppress(OSError):
-            link.sendall(encode_frame(("failed", str(error), error.hint)))
-        sys.exit(1)
+        _exit_with_error(error, link)
+
+
+def run_admitted_process(
+    predict: Callable[[], dict[str, Any]],
+    open_model: OpenModel,
+    limit_bytes: int,
+    link: socket.socket,
+) -> None:
+    """The main function of a process of a server of several models. It reports over `link` what the
+    model will take, waits until it is admitted, and goes on as run_model_process. `limit_bytes`: the
+    most memory that the model may take; the admission says how much it gets.
+    """
+    _ignore_signals()
+    try:
+        memory_limits.limit_own_memory(max(0, limit_bytes - PLANNING_SLACK_BYTES))
+        link.sendall(encode_frame(("planned", predict())))
+    except UserError as error:
+        _exit_with_error(error, link)
+    admission = read_frame_blocking(link)
+    if admission is None:
+        return
+    memory_limits.limit_own_memory(admission[1])
+    run_model_process(open_model, link)
+
+
+def _ignore_signals() -> None:
+    """Leave the signals that stop a server to the front server."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _exit_with_error(error: UserError, link: socket.socket) -> NoReturn:
+    """Report an error at the start of the process, and exit."""
+    with suppress(OSError):
+        link.sendall(encode_frame(("failed", str(error), error.hint)))
+    sys.exit(1)
 
 
 async def _serve(app: Starlette, bridge: EngineBridge, link: socket.socket) -> None:

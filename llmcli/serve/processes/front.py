@@ -47,6 +47,8 @@ RESTART_WAIT_SECONDS = 30.0  # seconds that a request waits for a model that is 
 RETRY_AFTER_SECONDS = 5  # value of Retry-After
 BUSY_PAUSE_SECONDS = 0.5  # pause before a stream is sent again because the models were busy
 RESTART_CLOSE_CODE = 1012  # WebSocket close code for a service that restarts
+# key of ASGI messages that only tell that an answer waits, and are no part of it
+PROGRESS_KEY = "llmcli.progress"
 # headers of a WebSocket that are copied to the requests in its messages
 INHERITED_HEADERS = (b"host", b"authorization", b"x-api-key")
 
@@ -149,11 +151,15 @@ class FrontServer:
             response = json_response(error_document(error, scope["path"]), error.status, headers)
             await with_cors(response, self.settings)(scope, receive, send)
 
+    async def _read_key(self, raw: bytes) -> bytes:
+        """Return the key by which the upstream chooses a replica for a request's body."""
+        return await prefix_key_of_body(raw)
+
     async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
         """Send a request to the models until one has answered it; see the beginning of this file
         for the cases. Raises ApiError if no response has begun.
         """
-        key, reason = await prefix_key_of_body(raw), ""
+        key, reason = await self._read_key(raw), ""
         # A health check must report the current state, so it does not wait.
         wait_seconds = 0.0 if scope["path"].endswith("/health") else RESTART_WAIT_SECONDS
         sent = _SentAnswer(send, find_form(scope["path"]))
@@ -200,6 +206,9 @@ class FrontServer:
         except ApiError as error:
             if not sent.has_begun:
                 raise
+            if not sent.has_answer:
+                await sent.send_error(error)
+                return
             raise (UpstreamBusy if error.status == 429 else UpstreamLost) from None
         if not sent.has_begun:
             raise ApiError(
@@ -288,13 +297,13 @@ class _SentAnswer:
     """The response that the client has received so far. `send`: the ASGI send function to the
     client. `form`: the class of the API form; None if the path has none.
 
-    `has_begun`: the head was sent. `is_complete`: the last byte was sent. `position`: from where
+    `has_begun`: the head was sent. `has_answer`: more than news of its progress was sent. `is_complete`: the last byte was sent. `position`: from where
     another model can continue the response (stream_resume.py); None if it cannot be continued.
     """
 
     def __init__(self, send: Send, form: type[ApiForm] | None) -> None:
         self._send, self._form = send, form
-        self.has_begun = self.is_complete = False
+        self.has_begun = self.has_answer = self.is_complete = False
         self.position: StreamPosition | None = new_position()
 
     async def send(self, message: Message) -> None:
@@ -304,8 +313,11 @@ class _SentAnswer:
         the stream. Raises UpstreamBusy if it refuses with status 429, and UpstreamLost if it starts
         any other new response.
         """
-        marks = message.get(MARKS_KEY)
-        message = {name: value for name, value in message.items() if name != MARKS_KEY}
+        marks, is_progress = message.get(MARKS_KEY), message.get(PROGRESS_KEY, False)
+        message = {
+            name: value for name, value in message.items() if name not in (MARKS_KEY, PROGRESS_KEY)
+        }
+        self.has_answer = self.has_answer or not is_progress
         is_head = message["type"] == "http.response.start"
         if is_head and self.has_begun:
             if marks is None:
@@ -333,9 +345,14 @@ class _SentAnswer:
         """Send an error event that ends the stream. Any other response ends without its last bytes,
         which the client detects by its length.
         """
+        await self.send_error(
+            ApiError("the model was lost during this answer; try again", 503, code="model_lost")
+        )
+
+    async def send_error(self, error: ApiError) -> None:
+        """Send an error event that ends the stream, as send_break()."""
         if self.is_complete or self._form is None:
             return
-        error = ApiError("the model was lost during this answer; try again", 503, code="model_lost")
         await self._send(
             {
                 "type": "http.response.body",

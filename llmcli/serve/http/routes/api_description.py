@@ -34,17 +34,27 @@ HEAD = (
 
 async def show_openapi(service: Service, request: Request) -> Response:
     """Respond with the description of the server's paths in the format of OpenAPI."""
-    return json_response(await service.bridge.run_in_worker(_describe, tuple(service.routes)))
+    routes = tuple(service.routes)
+    return await service.bridge.run_in_worker(openapi_response, routes)
 
 
 async def show_docs(service: Service, request: Request) -> Response:
     """Respond with a page that lists the paths and the fields of their requests. It has no script,
     and its Content-Security-Policy allows none.
     """
+    return await service.bridge.run_in_worker(docs_response, tuple(service.routes))
+
+
+def openapi_response(routes: Sequence[Route]) -> Response:
+    """Return the response of show_openapi() for these routes."""
+    return json_response(_describe(routes))
+
+
+def docs_response(routes: Sequence[Route]) -> Response:
+    """Return the response of show_docs() for these routes."""
     policy = f"default-src 'none'; style-src {source_hash(STYLE)}; frame-ancestors 'none'"
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
-    text = await service.bridge.run_in_worker(_page, tuple(service.routes))
-    return Response(text, headers=headers, media_type="text/html; charset=utf-8")
+    return Response(_page(routes), headers=headers, media_type="text/html; charset=utf-8")
 
 
 @functools.cache

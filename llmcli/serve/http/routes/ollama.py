@@ -65,7 +65,9 @@ class OllamaEmbedBody(RequestBody):
     prompt: str | None = honored("a text, for /api/embeddings")
     truncate: bool | None = honored("true shortens a text that is too long; otherwise refused")
     dimensions: Any = honored("the number of values of a vector")
-    keep_alive: Any = ignored("the model stays loaded as long as the server runs")
+    keep_alive: Any = ignored(
+        "a server of one model keeps it; a server of several unloads the model after this time"
+    )
     options: Any = ignored("they have no effect on vectors")
 
 

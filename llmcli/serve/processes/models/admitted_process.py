@@ -1,0 +1,79 @@
+"""A model process that first says how much memory it will take, and loads the model when the server
+admits it. The process runs asgi_relay.run_admitted_process. It is not restarted.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from llmcli.model_loader.planned_memory import PlannedMemory
+from llmcli.serve.processes.asgi_relay import OpenModel, encode_frame, run_admitted_process
+from llmcli.serve.processes.model_process import EXIT_SECONDS, ModelProcess
+
+
+class AdmittedProcess(ModelProcess):
+    """A process of one model. `predict`: returns the fields of PlannedMemory in the process.
+    `open_model`: opens the model in the process.
+    """
+
+    def __init__(self, predict: Callable[[], dict[str, Any]], open_model: OpenModel) -> None:
+        super().__init__()
+        self._predict, self._open_model = predict, open_model
+        self.facts: dict[str, Any] = {}
+        self._was_available = False
+
+    def plan(self, limit_bytes: int) -> PlannedMemory:
+        """Start the process, and return what the model will take. `limit_bytes`: the most that it
+        may take. Waits. Raises UserError if no setting of the model fits, or if it cannot be read.
+        """
+        process, link = self._spawn(
+            run_admitted_process, self._predict, self._open_model, limit_bytes
+        )
+        self._process, self._link = process, link
+        frame = self._read_report(process, link, "planned")
+        return PlannedMemory(**frame[1])
+
+    def load(self, limit_bytes: int) -> None:
+        """Load the model into at most `limit_bytes`. Waits. Raises UserError if that fails."""
+        assert self._link is not None
+        with suppress(OSError):  # if the process has ended, reading says so
+            self._link.sendall(encode_frame(("load", limit_bytes)))
+        self.facts = self._read_report(self._process, self._link, "ready")[1]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process has ended, or takes no more requests because it ends."""
+        return self._was_available and not self._available.is_set()
+
+    async def wait_until_available(self) -> None:
+        """Wait until serve(), which must run in another task, passes requests on."""
+        await self._available.wait()
+        self._was_available = True
+
+    async def serve(self) -> str:
+        """Pass requests and answers on until the process has ended, and return why it ended. All its
+        requests are then lost.
+        """
+        assert self._link is not None
+        why_killed = await self._read_frames(self._link)
+        reason = why_killed or f"its process ended ({await self._wait_for_exit()})"
+        self._fail_calls(reason)
+        return reason
+
+    def abort(self) -> None:
+        """Kill the process while it starts, so that plan() or load() fails."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End the process, and wait until its memory is free."""
+        if self._writer is not None:
+            self._writer.close()
+        elif self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.join, EXIT_SECONDS)
+            if self._process.is_alive():
+                self._process.kill()
+                await asyncio.to_thread(self._process.join)

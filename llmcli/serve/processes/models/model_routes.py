@@ -1,0 +1,337 @@
+"""What a server of several models answers itself: lists of the models, loading and unloading, its
+health and its memory.
+"""
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from llmcli.api.errors import ApiError
+from llmcli.api.forms.base import encode_json
+from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.http.exchange import (
+    cancel_on_disconnect,
+    json_response,
+    parse_json,
+    read_all,
+    read_body,
+)
+from llmcli.serve.http.routes import ROUTES
+from llmcli.serve.http.routes.api_description import docs_response, openapi_response
+from llmcli.serve.http.routes.ollama import OLLAMA_VERSION
+from llmcli.serve.http.routes.ollama_models import PULL_STATUSES
+from llmcli.serve.http.routes.page import build_page
+from llmcli.serve.processes.models import model_reports
+from llmcli.serve.processes.models.model_pool import ModelPool, PooledModel
+from llmcli.serve.processes.models.model_request import read_keep_alive
+
+PUBLIC_PATHS = ("/", "/index.html", "/health", "/v1/health", "/docs", "/openapi.json")
+# The paths whose requests load or unload a model if they have no prompt, as in ollama.
+PROMPT_FIELDS = {"/api/generate": "prompt", "/api/chat": "messages"}
+# llama-server's names of the states.
+ROUTER_STATES = {
+    "loaded": "loaded",
+    "unloading": "loaded",
+    "queued": "loading",
+    "loading": "loading",
+}
+NEVER = "9999-12-31T00:00:00Z"  # the time at which a model that stays loaded is unloaded
+# Files belong to a server of one model, and no request changes the models on this disk.
+REFUSED_PATHS = (
+    "/v1/files",
+    "/v1/batches",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+    "/api/push",
+    "/api/blobs",
+)
+KNOWN_PATHS = tuple(
+    compile_path(path)[0]
+    for route in ROUTES.values()
+    for path in (route.path, *route.further_paths)
+)
+Handler = Callable[[Request], Awaitable[Response | None]]
+
+
+class ModelRoutes:
+    """The routes of a server of several models. `created`: the Unix time of its start."""
+
+    def __init__(self, pool: ModelPool, settings: ServerSettings) -> None:
+        self._pool, self._settings, self.created = pool, settings, int(time.time())
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("GET", "/v1/models"): self._list_models,
+            ("GET", "/models"): self._list_models,
+            ("POST", "/models/load"): self._load,
+            ("POST", "/models/unload"): self._unload,
+            ("GET", "/api/tags"): self._list_tags,
+            ("GET", "/api/ps"): self._list_running,
+            ("GET", "/api/version"): self._show_version,
+            ("POST", "/api/show"): self._show_details,
+            ("POST", "/api/generate"): self._load_without_prompt,
+            ("POST", "/api/chat"): self._load_without_prompt,
+            ("GET", "/health"): self._show_health,
+            ("GET", "/v1/health"): self._show_health,
+            ("GET", "/metrics"): self._show_metrics,
+            ("GET", "/v1/kv"): self._show_memory,
+            ("GET", "/"): self._show_page,
+            ("GET", "/index.html"): self._show_page,
+            ("GET", "/docs"): self._describe,
+            ("GET", "/openapi.json"): self._describe,
+            ("POST", "/api/pull"): self._pull,
+        }
+
+    async def answer(self, request: Request) -> Response | None:
+        """Answer a request; None if a model must answer it. A body that was read for this is in
+        `request.state.body`. Raises ApiError and ClientDisconnected.
+        """
+        path = request.url.path
+        if handler := self._handlers.get((request.method, path)):
+            return await handler(request)
+        if request.method == "GET" and path.startswith("/v1/models/"):
+            return json_response(self._model_document(await self._find(path[11:])))
+        if path.startswith(REFUSED_PATHS):
+            raise ApiError("a server of several models does not offer this", 501)
+        if not any(pattern.match(path) for pattern in KNOWN_PATHS):
+            raise ApiError(f"there is no path {path[:100]!r}; /docs lists all", 404)
+        return None
+
+    async def _find(self, name: Any) -> PooledModel:
+        """Return the model with a name. Raises ApiError."""
+        if not isinstance(name, str) or not name:
+            raise ApiError("model is missing", param="model")
+        return await self._pool.find(name)
+
+    async def _read_model(self, request: Request) -> PooledModel:
+        """Return the model that the body of a request names. Raises ApiError."""
+        document = await read_body(request, self._settings.max_body)
+        return await self._find(document.get("model") or document.get("name"))
+
+    # --- lists
+
+    async def _list_models(self, request: Request) -> Response:
+        """Respond with an entry for each model."""
+        await self._pool.refresh()
+        models = [self._model_document(model) for model in self._models()]
+        return json_response(
+            {"object": "list", "data": models, "memory": model_reports.memory_totals(self._pool)}
+        )
+
+    def _models(self) -> list[PooledModel]:
+        """Return the models in the order of their names."""
+        return sorted(self._pool.models.values(), key=lambda model: model.name)
+
+    def _model_document(self, model: PooledModel) -> dict[str, Any]:
+        """Return a model as an entry of /v1/models. `status` is llama-server's."""
+        served, facts = model.served, model.served.facts
+        state = model.shown_state
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "llmcli",
+            "aliases": list(served.names[1:]),
+            "state": state,
+            "status": {
+                "value": ROUTER_STATES.get(model.state, "unloaded"),
+                "failed": state == "failed",
+            },
+            **model_reports.model_fields(model),
+            "meta": {
+                "size": served.nbytes,
+                "n_ctx": model.memory.n_ctx if model.memory else None,
+                "n_ctx_train": facts.get("context_length"),
+                "n_params": facts.get("parameters"),
+                "file_type": facts.get("file_type"),
+                "chat": facts.get("has_template"),
+            },
+        }
+
+    def _ollama_document(self, model: PooledModel) -> dict[str, Any]:
+        """Return a model as ollama lists it."""
+        served, facts = model.served, model.served.facts
+        stamp = served.stamp
+        changed = datetime.fromtimestamp(stamp.mtime_ns / 1e9 if stamp else self.created, UTC)
+        return {
+            "name": model.name,
+            "model": model.name,
+            "modified_at": changed.isoformat(),
+            "size": served.nbytes,
+            # ollama uses the hash of a manifest, which a GGUF file does not have
+            "digest": hashlib.sha256(f"{model.name} {served.nbytes}".encode()).hexdigest(),
+            "details": _details(facts),
+        }
+
+    async def _list_tags(self, request: Request) -> Response:
+        """Respond with the models that are here, as ollama lists them."""
+        await self._pool.refresh()
+        models = [self._ollama_document(model) for model in self._models() if model.served.path]
+        return json_response({"models": models})
+
+    async def _list_running(self, request: Request) -> Response:
+        """Respond with the loaded models, as ollama lists them."""
+        loaded = [model for model in self._models() if model.state == "loaded"]
+        return json_response(
+            {
+                "models": [
+                    {
+                        **self._ollama_document(model),
+                        "expires_at": _expiry(model),
+                        "size": model.reserved_bytes,
+                        "size_vram": 0,
+                        "context_length": model.memory.n_ctx if model.memory else 0,
+                    }
+                    for model in loaded
+                ]
+            }
+        )
+
+    async def _show_version(self, request: Request) -> Response:
+        """Respond with the version of ollama whose API this is."""
+        return json_response({"version": OLLAMA_VERSION})
+
+    async def _show_details(self, request: Request) -> Response:
+        """Respond with what a model's file says, as ollama does. The model is not loaded."""
+        model = await self._read_model(request)
+        facts = model.served.facts
+        architecture = facts.get("architecture") or "unknown"
+        size = model.memory.n_ctx if model.memory else facts.get("context_length")
+        document = self._ollama_document(model)
+        return json_response(
+            {
+                "modelfile": f"FROM {model.name}",
+                "parameters": f"num_ctx {size}",
+                "license": "",
+                "template": "{{ .Prompt }}",
+                "details": document["details"],
+                "model_info": {
+                    "general.architecture": architecture,
+                    "general.parameter_count": facts.get("parameters"),
+                    f"{architecture}.context_length": facts.get("context_length"),
+                },
+                "capabilities": ["completion", *(["tools"] if facts.get("has_template") else [])],
+                "modified_at": document["modified_at"],
+            }
+        )
+
+    # --- loading
+
+    async def _load(self, request: Request) -> Response:
+        """Load a model, and respond when it is loaded."""
+        model = await self._read_model(request)
+        await cancel_on_disconnect(request.receive, self._touch(model, None))
+        return json_response({"success": True, "model": model.name, "state": model.shown_state})
+
+    async def _unload(self, request: Request) -> Response:
+        """Unload a model when its requests have ended, and respond then."""
+        model = await self._read_model(request)
+        was_loaded = await cancel_on_disconnect(request.receive, self._pool.unload(model))
+        return json_response(
+            {
+                "success": True,
+                "model": model.name,
+                "state": model.shown_state,
+                "was_loaded": was_loaded,
+            }
+        )
+
+    async def _touch(self, model: PooledModel, keep_alive: float | None) -> None:
+        """Load a model, and let it stay for `keep_alive` seconds."""
+        async with self._pool.use(model, keep_alive):
+            pass
+
+    async def _load_without_prompt(self, request: Request) -> Response | None:
+        """Load a model, or unload it with `keep_alive` 0, if an ollama request has no prompt.
+        Otherwise return None.
+        """
+        request.state.body = await read_all(request, self._settings.max_body)
+        document = await parse_json(request.state.body)
+        if document.get(PROMPT_FIELDS[request.url.path]):
+            return None
+        model = await self._find(document.get("model"))
+        keep_alive = read_keep_alive(document.get("keep_alive"))
+        if keep_alive == 0:
+            await cancel_on_disconnect(request.receive, self._pool.unload(model))
+        else:
+            await cancel_on_disconnect(request.receive, self._touch(model, keep_alive))
+        is_chat = request.url.path == "/api/chat"
+        text = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+        return json_response(
+            {
+                "model": document["model"],
+                "created_at": datetime.now(UTC).isoformat(),
+                **text,
+                "done": True,
+                "done_reason": "unload" if keep_alive == 0 else "load",
+            }
+        )
+
+    # --- the server
+
+    async def _show_health(self, request: Request) -> Response:
+        """Respond that the server answers, with how many models are loaded."""
+        models = self._models()
+        return json_response(
+            {
+                "status": "ok",
+                "open": sum(model.n_running + model.n_waiting for model in models),
+                "models": len(models),
+                "loaded": sum(model.state == "loaded" for model in models),
+            }
+        )
+
+    async def _show_metrics(self, request: Request) -> Response:
+        """Respond with the metrics of all loaded models, each with its label."""
+        text = await model_reports.collect_metrics(self._pool, request.scope)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _show_memory(self, request: Request) -> Response:
+        """Respond with the bytes of all models, and with the caches of the loaded ones."""
+        return json_response(await model_reports.collect_memory(self._pool, request.scope))
+
+    async def _describe(self, request: Request) -> Response:
+        """Respond with the description of all paths."""
+        build = docs_response if request.url.path == "/docs" else openapi_response
+        return await asyncio.to_thread(build, tuple(ROUTES.values()))
+
+    async def _pull(self, request: Request) -> Response:
+        """Report that a model is here. No model is downloaded."""
+        document = await read_body(request, self._settings.max_body)
+        await self._find(document.get("model") or document.get("name"))
+        statuses = PULL_STATUSES[-1:] if document.get("stream") is False else PULL_STATUSES
+        lines = [encode_json({"status": status}) + b"\n" for status in statuses]
+        return Response(b"".join(lines), media_type="application/x-ndjson")
+
+    async def _show_page(self, request: Request) -> Response:
+        """Respond with the chat page."""
+        document, headers = build_page()
+        return Response(document, headers=headers, media_type="text/html; charset=utf-8")
+
+
+def _details(facts: Any) -> dict[str, Any]:
+    """Return the `details` of ollama's lists."""
+    count = facts.get("parameters") or 0
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": facts.get("architecture") or "",
+        "families": [facts["architecture"]] if facts.get("architecture") else [],
+        "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M",
+        "quantization_level": facts.get("file_type") or "",
+    }
+
+
+def _expiry(model: PooledModel) -> str:
+    """Return the time at which an idle model is unloaded, as ollama writes it."""
+    seconds = model.expires_at - time.monotonic()
+    if model.served.is_pinned or math.isinf(seconds) or seconds > 1e9:
+        return NEVER
+    return (datetime.now(UTC) + timedelta(seconds=max(0.0, seconds))).isoformat()

@@ -1,0 +1,436 @@
+"""The pool of models, with processes that load nothing: who waits, who is unloaded, and what clients
+are told.
+"""
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.api.errors import ApiError
+from llmcli.errors import UserError
+from llmcli.model_loader.planned_memory import PlannedMemory
+from llmcli.model_loader.run_flags import RunFlags
+from llmcli.runtime.requests.beam_settings import NO_SEARCH
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.serve.processes.front import UpstreamLost
+from llmcli.serve.processes.models import model_pool
+from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
+from llmcli.serve.processes.models.served_models import ServedModel
+from llmcli.serve.serve_request import ServeRequest
+
+MIB = 1 << 20
+HEAD = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"application/json")],
+}
+
+
+class FakeProcess:
+    """A process of AdmittedProcess' form. `needs`: bytes by the name of the model."""
+
+    def __init__(self, world: "World", request: ServeRequest) -> None:
+        self.world, self.name = world, request.ref
+        self.ended = asyncio.Event()
+        self.may_answer = world.may_answer
+        self.is_loaded = False
+        self.limit_bytes = 0
+        self.reason = ""
+
+    def plan(self, limit_bytes: int) -> PlannedMemory:
+        if error := self.world.plan_errors.get(self.name):
+            raise UserError(error, hint="try this")
+        return PlannedMemory(self.name, 512, self.world.needs[self.name], 0, 0, 0, 0)
+
+    def load(self, limit_bytes: int) -> None:
+        self.is_loaded, self.limit_bytes = True, limit_bytes
+        self.world.loaded.append(self)
+        self.world.loads.append(self.name)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.ended.is_set()
+
+    async def wait_until_available(self) -> None:
+        pass
+
+    async def serve(self) -> str:
+        await self.ended.wait()
+        self._leave()
+        return self.reason
+
+    async def ask(
+        self, scope: dict[str, Any], body: bytes, key: bytes
+    ) -> AsyncGenerator[Any, None]:
+        yield HEAD
+        answered = asyncio.ensure_future(self.may_answer.wait())
+        ended = asyncio.ensure_future(self.ended.wait())
+        await asyncio.wait((answered, ended), return_when=asyncio.FIRST_COMPLETED)
+        answered.cancel()
+        ended.cancel()
+        if self.ended.is_set():
+            raise UpstreamLost(self.reason)
+        yield {"type": "http.response.body", "body": self.name.encode(), "more_body": False}
+
+    def crash(self, reason: str = "its process ended (SIGKILL)") -> None:
+        self.reason = reason
+        self.ended.set()
+
+    def abort(self) -> None:
+        self.ended.set()
+
+    def stop(self) -> None:
+        self.ended.set()
+
+    async def close(self) -> None:
+        self.ended.set()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self in self.world.loaded:
+            self.world.loaded.remove(self)
+
+
+class World:
+    """The models on a disk, and the processes of a pool."""
+
+    def __init__(self, folder: Path, needs: dict[str, int], **settings: Any) -> None:
+        self.needs = needs
+        self.loaded: list[FakeProcess] = []
+        self.loads: list[str] = []
+        self.plan_errors: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.files = {name: folder / f"{name}.gguf" for name in needs}
+        for path in self.files.values():
+            path.write_bytes(b"model")
+        self.changes: dict[str, dict[str, Any]] = {}
+        self.pool = ModelPool(
+            self.find_models,
+            lambda request: FakeProcess(self, request),  # type: ignore[arg-type, return-value]
+            PoolSettings(**{"limit_bytes": 1000 * MIB, "keep_alive": math.inf, **settings}),
+            self.notes.append,
+        )
+        self.pool.start()
+
+    def find_models(self) -> dict[str, ServedModel]:
+        flags = RunFlags(RunOptions(), {}, NO_SEARCH)
+        return {
+            name: replace(
+                ServedModel(
+                    (name,),
+                    path,
+                    5,
+                    ServeRequest(name, flags, None, None, 1, 1, {}),  # type: ignore[arg-type]
+                ),
+                **self.changes.get(name, {}),
+            )
+            for name, path in self.files.items()
+            if path.exists()
+        }
+
+    async def ask(self, model: str | None, **fields: Any) -> str:
+        """Return the text of an answer."""
+        messages = [message async for message in self.messages(model, **fields)]
+        self.check()
+        return b"".join(message.get("body", b"") for message in messages).decode()
+
+    def messages(self, model: str | None, **fields: Any) -> AsyncGenerator[Any, None]:
+        body = json.dumps({**({"model": model} if model else {}), **fields}).encode()
+        scope = {"type": "http", "path": "/v1/completions", "query_string": b""}
+        return self.pool.ask(scope, body, b"")
+
+    def state(self, name: str) -> str:
+        return self.pool.models[name].shown_state
+
+    def check(self) -> None:
+        """The processes never have more than the limit."""
+        assert self.pool.reserved_bytes <= self.pool.settings.limit_bytes
+        given = sum(process.limit_bytes for process in self.loaded)
+        assert given <= self.pool.settings.limit_bytes
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not is_true():
+                await asyncio.sleep(0)
+
+
+def run(
+    scenario: Callable[[World], Any], folder: Path, needs: dict[str, int], **settings: Any
+) -> World:
+    async def main() -> World:
+        world = World(folder, needs, **settings)
+        try:
+            async with asyncio.timeout(60):
+                await scenario(world)
+        finally:
+            await world.pool.close()
+        assert world.loaded == []
+        return world
+
+    return asyncio.run(main())
+
+
+BOTH = {"a": 600 * MIB, "b": 700 * MIB}
+
+
+def test_models_that_do_not_fit_together_take_turns(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        names = ["a", "b"] * 10
+        assert await asyncio.gather(*map(world.ask, names)) == names
+        assert world.loads == ["a", "b"]  # the requests of each turn are answered together
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_a_model_waits_until_the_other_is_idle(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.may_answer.clear()
+        first = asyncio.ensure_future(world.ask("a"))
+        await world.until(lambda: world.pool.models["a"].n_running == 1)
+        second = asyncio.ensure_future(world.ask("b"))
+        await world.until(lambda: world.pool.models["a"].drains_for == "room for b")
+        third = asyncio.ensure_future(world.ask("a"))  # it must not overtake the second
+        await world.until(lambda: world.pool.models["a"].n_waiting == 1)
+        assert world.loads == ["a"]
+        world.may_answer.set()
+        assert await asyncio.gather(first, second, third) == ["a", "b", "a"]
+        assert world.loads == ["a", "b", "a"]
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_clients_that_leave_stop_a_load_that_waits(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.may_answer.clear()
+        first = asyncio.ensure_future(world.ask("a"))
+        await world.until(lambda: world.pool.models["a"].n_running == 1)
+        second = asyncio.ensure_future(world.ask("b"))
+        await world.until(lambda: bool(world.pool.models["a"].drains_for))
+        second.cancel()
+        await world.until(lambda: world.state("b") == "here")
+        world.may_answer.set()
+        assert await first == "a"
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_the_model_that_was_used_longest_ago_is_unloaded(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        for name in ("a", "b", "a", "c"):
+            await world.ask(name)
+        assert [process.name for process in world.loaded] == ["a", "c"]
+
+    run(scenario, tmp_path, {"a": 300 * MIB, "b": 350 * MIB, "c": 400 * MIB})
+
+
+def test_pinned_models_are_loaded_at_the_start_and_stay(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.changes["a"] = {"is_pinned": True}
+        await world.pool.refresh()
+        assert await world.ask("a", keep_alive=0) == "a"
+        with pytest.raises(ApiError, match=r"of which pinned models take 600\.0 MiB") as refusal:
+            await world.ask("b")
+        assert refusal.value.more["hint"].startswith("--memory-limit 1364M")
+        with pytest.raises(ApiError, match="pinned") as refusal:
+            await world.pool.unload(world.pool.models["a"])
+        assert refusal.value.status == 409
+        assert await world.ask("a") == "a"
+        assert world.loads == ["a"]
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_keep_alive_of_a_request_unloads_its_model(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.ask("a", keep_alive=0)
+        await world.until(lambda: world.state("a") == "here")
+        await world.ask("a", keep_alive="20ms")
+        assert world.state("a") == "loaded"
+        await world.until(lambda: world.state("a") == "here")
+        await world.ask("a", keep_alive=-1)
+        assert math.isinf(world.pool.models["a"].expires_at)
+        for wrong in ("soon", [], True, "5 m"):
+            with pytest.raises(ApiError, match="keep_alive"):
+                await world.ask("a", keep_alive=wrong)
+
+    run(scenario, tmp_path, BOTH, keep_alive=3600.0)
+
+
+def test_unload_waits_for_running_requests(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.may_answer.clear()
+        answer = asyncio.ensure_future(world.ask("a"))
+        model = world.pool.models["a"]
+        await world.until(lambda: model.n_running == 1)
+        unload = asyncio.ensure_future(world.pool.unload(model))
+        await world.until(lambda: bool(model.drains_for))
+        assert not unload.done()
+        world.may_answer.set()
+        assert await answer == "a"
+        assert await unload
+        assert world.state("a") == "here"
+        assert not await world.pool.unload(model)
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_a_removed_file_is_told_and_its_model_ends_when_idle(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.may_answer.clear()
+        answer = asyncio.ensure_future(world.ask("a"))
+        await world.until(lambda: world.pool.models["a"].n_running == 1)
+        world.files["a"].unlink()
+        with pytest.raises(ApiError, match="there is no model 'a' here") as refusal:
+            await world.ask("a")
+        assert refusal.value.status == 404
+        world.may_answer.set()
+        assert await answer == "a"
+        await world.until(lambda: world.loaded == [])
+        assert any("its process ends when it is idle" in note for note in world.notes)
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_a_replaced_file_is_loaded_anew(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.ask("a")
+        world.files["a"].write_bytes(b"another model")
+        assert await world.ask("a") == "a"
+        assert world.loads == ["a", "a"]
+        assert any("the file of a was replaced" in note for note in world.notes)
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_a_crash_loses_the_requests_of_one_model_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_pool, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 1e6))
+
+    async def scenario(world: World) -> None:
+        await world.ask("a")
+        world.may_answer.clear()
+        answers = [asyncio.ensure_future(world.ask(name)) for name in ("a", "b")]
+        await world.until(lambda: all(world.pool.models[name].n_running for name in "ab"))
+        world.loaded[0].crash()
+        with pytest.raises(UpstreamLost, match="SIGKILL"):
+            await answers[0]
+        world.may_answer.set()
+        assert await answers[1] == "b"
+        assert await world.ask("a") == "a"
+        assert world.pool.models["a"].n_crashes == 1
+        assert world.pool.models["a"].n_failures == 0  # an answer was given since
+
+    run(scenario, tmp_path, {"a": 300 * MIB, "b": 300 * MIB})
+
+
+def test_a_model_that_fails_again_and_again_is_refused_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_pool, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 1e6))
+
+    async def scenario(world: World) -> None:
+        world.plan_errors["a"] = "the file is damaged"
+        for _ in range(2):
+            with pytest.raises(ApiError, match="a is not available: the file is damaged"):
+                await world.ask("a")
+        assert world.state("a") == "failed"
+        del world.plan_errors["a"]
+        with pytest.raises(ApiError, match="the file is damaged; it is tried again in") as refusal:
+            await world.ask("a")
+        assert (refusal.value.status, refusal.value.more["hint"]) == (503, "try this")
+        assert await world.ask("b") == "b"
+        assert world.notes.count("a: the file is damaged (try this)") == 1
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_a_model_that_never_fits_is_an_error_with_the_setting(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(ApiError, match=r"a needs 1\.2 GiB, and all models together") as refusal:
+            await world.ask("a")
+        assert refusal.value.more["hint"].startswith("--memory-limit 1259M")
+        assert await world.ask("b") == "b"
+
+    run(scenario, tmp_path, {"a": 1200 * MIB, "b": 500 * MIB})
+
+
+def test_a_stream_is_told_that_its_model_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_pool, "PROGRESS_SECONDS", 0.001)
+
+    async def scenario(world: World) -> None:
+        world.may_answer.clear()
+        first = asyncio.ensure_future(world.ask("a"))
+        await world.until(lambda: world.pool.models["a"].n_running == 1)
+        stream = world.messages("b", stream=True)
+        head, comment = await anext(stream), await anext(stream)
+        assert (head["status"], comment["body"]) == (200, b": b is queued\n\n")
+        world.may_answer.set()
+        rest = [message async for message in stream]
+        assert rest[-1]["body"] == b"b"
+        assert await first == "a"
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_names(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        for name in ("one:7b", "ONE:7b", "one:7b:latest", "one", "one:latest"):
+            assert await world.ask(name) == "one:7b"
+        assert await world.ask("two:latest") == "two:latest"
+        for name in ("two:1b", "on", "three"):
+            with pytest.raises(ApiError, match="there is no model"):
+                await world.ask(name)
+        with pytest.raises(ApiError, match="name a model: one:7b, two:latest"):
+            await world.ask(None)
+        world.files["three"] = tmp_path / "three.gguf"  # pulled while the server runs
+        world.files["three"].write_bytes(b"model")
+        world.needs["three"] = MIB
+        assert await world.ask("three") == "three"
+
+    run(scenario, tmp_path, {"one:7b": MIB, "two:latest": MIB})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_request_is_answered_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(model_pool, "RETRY_DELAYS_SECONDS", (0.0,))
+    random_numbers = random.Random(seed)
+    needs = {name: random_numbers.randint(150, 700) * MIB for name in "abcde"}
+
+    async def ask(world: World, name: str) -> str:
+        while True:  # as the front server does
+            try:
+                return await world.ask(name, keep_alive=random_numbers.choice([0, "1ms", -1]))
+            except UpstreamLost:
+                continue
+
+    async def scenario(world: World) -> None:
+        names = random_numbers.choices("abcde", k=80)
+        requests = [asyncio.ensure_future(ask(world, name)) for name in names]
+        for _ in range(15):
+            for _ in range(random_numbers.randint(1, 60)):
+                await asyncio.sleep(0)
+            world.check()
+            if world.loaded and random_numbers.random() < 0.5:
+                random_numbers.choice(world.loaded).crash()
+            if random_numbers.random() < 0.2:
+                world.may_answer.clear()
+            else:
+                world.may_answer.set()
+        world.may_answer.set()
+        assert await asyncio.gather(*requests) == names
+
+    run(scenario, tmp_path, needs)
