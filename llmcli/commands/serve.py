@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,10 +18,14 @@ from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL, REFUSED_FIEL
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.serve.launch import ServeRequest, open_service, print_ready
 
+if TYPE_CHECKING:
+    from llmcli.config import Config
+
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIN_KEY_CHARACTERS = 8  # characters of an API key
 MAX_PARALLEL, MAX_WAITING = 128, 100_000
 STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
+DEFAULT_PREFIX_SIZE = "8G"  # of all states in --cache-dir together
 DEFAULT_FILES_SIZE = "4G"  # of all files of clients together
 MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
@@ -213,6 +217,8 @@ def serve(
     slot_save_path: endpoints.SlotSavePath = None,
     files_folder: endpoints.FilesFolder = None,
     max_files_size: endpoints.MaxFilesSize = None,
+    cache_dir: endpoints.PrefixFolder = None,
+    cache_dir_size: endpoints.PrefixFolderSize = None,
     context_shift: endpoints.ContextShift = False,
     kv_unified_per_slot: endpoints.ContextPerSlot = None,
     verbose: endpoints.Verbose = False,
@@ -262,6 +268,7 @@ def serve(
             f"--slot-save-path {slot_save_path} is no folder", hint=f"mkdir -p '{slot_save_path}'"
         )
     max_files_bytes = _read_files_size(files_folder, max_files_size, bool(replicas or ray))
+    max_prefix_bytes = _read_prefix_size(cache_dir, cache_dir_size)
     config, terminal = start_command(json, run_flags.offline)
     if while_stdin:
         parent_watch.exit_with_parent(0)
@@ -298,6 +305,8 @@ def serve(
             stream_every / 1e3,
             private,
             kv_unified_per_slot,
+            _find_prefix_folder(cache_dir, config),
+            max_prefix_bytes,
         )
         if replicas or ray:
             stopped = launch_processes.run_replicas(request, replicas or 1, ray, listeners)
@@ -360,6 +369,29 @@ def _read_files_size(folder: Path | None, max_size: str | None, has_replicas: bo
     if folder is not None:
         require_folder(folder)
     return n_bytes
+
+
+def _read_prefix_size(folder: str | None, max_size: str | None) -> int:
+    """Return the bytes of --cache-dir-size. Raises UsageError if it is wrong."""
+    from quant.quantize.shards import parse_size
+
+    if folder is None and max_size is not None:
+        raise UsageError(
+            "--cache-dir-size applies only to --cache-dir", hint="add --cache-dir FOLDER"
+        )
+    return parse_size(max_size or DEFAULT_PREFIX_SIZE, "--cache-dir-size", "all states")
+
+
+def _find_prefix_folder(typed: str | None, config: "Config") -> Path | None:
+    """Return the folder of --cache-dir, or None. Raises UserError if there is something else."""
+    from llmcli.catalog.prefix_folders import default_folder
+
+    if typed is None:
+        return None
+    folder = default_folder(config) if typed == "auto" else Path(typed).expanduser().absolute()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--cache-dir {folder} is no folder", hint="name another one, or auto")
+    return folder
 
 
 def _split_hosts(typed: list[str]) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.model_loader.run_flags import RunFlags
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
     from llmcli.config import Config
     from llmcli.model_loader.open_server_model import ServerModel
+    from llmcli.runtime.runner import Runner
     from llmcli.serve.engine_thread.bridge import EngineBridge
     from llmcli.ui import UI
 
@@ -32,6 +34,8 @@ class ServeRequest:
       the prompts of others.
     - `context_per_answer`: the largest number of tokens of a prompt and its answer; None: those of
       the context.
+    - `prefix_folder`: the folder of the prefix cache on disk; None: no such cache.
+      `prefix_folder_bytes`: its quota.
     """
 
     ref: str
@@ -45,6 +49,8 @@ class ServeRequest:
     stream_interval_seconds: float = 0.0
     is_private: bool = False
     context_per_answer: int | None = None
+    prefix_folder: Path | None = None
+    prefix_folder_bytes: int = 0
 
 
 @contextmanager
@@ -62,15 +68,34 @@ def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerS
         if request.pooling:
             server_model.runner.pooling = request.pooling
             server_model.runner.embedder()  # fails now if the model cannot compute embeddings
-        with closing(
-            EngineBridge(
-                server_model.runner,
-                request.parallel,
-                request.max_waiting,
-                request.stream_interval_seconds,
+        with ExitStack() as stack:
+            if request.prefix_folder is not None:
+                stack.enter_context(_open_prefix_folder(server_model.runner, request))
+            bridge = stack.enter_context(
+                closing(
+                    EngineBridge(
+                        server_model.runner,
+                        request.parallel,
+                        request.max_waiting,
+                        request.stream_interval_seconds,
+                    )
+                )
             )
-        ) as bridge:
             yield bridge, _build_settings(server_model, request, **request.settings)
+
+
+@contextmanager
+def _open_prefix_folder(runner: "Runner", request: ServeRequest) -> Iterator[None]:
+    """Open the prefix cache on disk for the `with` block."""
+    from llmcli.catalog import prefix_folders
+    from llmcli.runtime.open_disk_cache import open_disk_cache
+
+    assert request.prefix_folder is not None
+    prefix_folders.record_folder(request.prefix_folder, request.config)
+    with open_disk_cache(
+        runner, request.prefix_folder, request.prefix_folder_bytes, request.ui.note
+    ):
+        yield
 
 
 def _build_settings(

@@ -189,6 +189,7 @@ class Answer:
       samples, only the first has them.
     - `queue_ms`: time from the call to the first pass over the prompt.
     - `slot`: the slot in which the answer ran; -1 if it never ran.
+    - `disk_tokens`: how many of the cached tokens were read from the prefix cache on disk.
     """
 
     text: str
@@ -210,6 +211,7 @@ class Answer:
     prompt_scores: tuple[TokenScore, ...] = ()
     queue_ms: float = 0.0
     slot: int = -1
+    disk_tokens: int = 0
 
     @property
     def ttft_ms(self) -> float:
