@@ -31,6 +31,7 @@ def open_disk_cache(
         runner.engine.scheduler.offload_store,
         runner.model.n_vocab,
         report,
+        by_channel=runner.options.flash_attn == "off",
     )
     try:
         cache.folder.open()
@@ -63,9 +64,12 @@ def _state_world(runner: Runner) -> dict[str, Any]:
         raise UserError("the model's file has changed since it was loaded", hint="start again")
     world = identity.as_dict()
     del world["template"]  # it decides on tokens, which an entry has, but not on their state
+    # The values of a plain cache are stored by channel or by cell, and are put into the order of the
+    # context when they are read. `serve` chooses the order for the machine, by measurement.
+    del world["flash"]
     return {
         **world,
-        "flash": options.flash_attn,
+        "flash": "any" if runner.engine.ledger.can_fork else options.flash_attn,
         "machine": platform.machine(),
         "windows": context.n_swa,
         "is_recurrent": context.is_recurrent,

@@ -61,7 +61,8 @@ class DiskUsage:
 
 class DiskCache:
     """The states of one engine on disk. `store`: its states in host memory. `report`: called with a
-    line for the log, on any thread.
+    line for the log, on any thread. `by_channel`: in which order the context probably stores its
+    values (V); the first state that is read from it tells.
     """
 
     def __init__(
@@ -70,12 +71,15 @@ class DiskCache:
         store: OffloadStore,
         n_vocab: int,
         report: Callable[[str], None],
+        by_channel: bool = False,
     ) -> None:
         self.folder, self.store, self.ledger = folder, store, store.ledger
         self.is_ranged = self.ledger.can_fork
         self.index = EntryIndex(folder, self._report_damage)
         self.writer = StateWriter(folder, self._end_write, report)
-        self.loader = StateLoader(self.index, n_vocab, self._is_worth_reading, self._record_read)
+        self.loader = StateLoader(
+            self.index, n_vocab, self._is_worth_reading, self._record_read, by_channel
+        )
         # Called on the writer's thread when the queue has room again for a state that waits.
         self.on_room: Callable[[], None] = lambda: None
         self._pending: dict[int, None] = {}  # slots of finished answers, the first ended first
@@ -179,7 +183,7 @@ class DiskCache:
         try:
             state = memory.read_range(slot, start, end, spare)
             if not self._is_checked:
-                check_range(state, start, end)
+                self.loader.by_channel = check_range(state, start, end)
                 self._is_checked = True
         except MemoryError:
             return False

@@ -24,7 +24,7 @@ Load = Future[SwappedState | None]
 class StateLoader:
     """Finds and reads entries. `is_worth`: returns whether entries of a number of bytes that save a
     number of tokens are faster to read than the tokens are to compute. `record`: called with the
-    bytes and the seconds of reading.
+    bytes and the seconds of reading. `by_channel`: in which order the context stores its values.
     """
 
     def __init__(
@@ -33,9 +33,10 @@ class StateLoader:
         n_vocab: int,
         is_worth: Callable[[int, int], bool],
         record: Callable[[int, float], None],
+        by_channel: bool,
     ) -> None:
         self.index, self._n_vocab = index, n_vocab
-        self._is_worth, self._record = is_worth, record
+        self._is_worth, self._record, self.by_channel = is_worth, record, by_channel
         self.nbytes = 0  # of the states that are being read
         self._pool = ThreadPoolExecutor(1, "llmcli-state-loader")
 
@@ -92,7 +93,7 @@ class StateLoader:
                 if end > at:  # parts of two processes may overlap
                     ranges.append(CellRange(body.state, at, end))
                     at = end
-                state = join_ranges(ranges) if found is match.entries[-1] else None
+                state = join_ranges(ranges, self.by_channel) if found is match.entries[-1] else None
             except OSError:  # it was dropped meanwhile, or cannot be read
                 self.index.discard(found.name)
                 return None

@@ -19,6 +19,7 @@ from llmcli.runtime.binding.kv_state.state_slicing import (
     HEAD_DTYPE,
     LAYOUT_DTYPE,
     ROWS_DTYPE,
+    VALUE_BYTES,
     Bytes,
 )
 
@@ -48,21 +49,38 @@ class _Table:
     head: Bytes
     cells: Bytes
 
-    def select(self, selected: "NDArray[np.intp] | slice") -> Bytes:
-        """Return the bytes of the selected cells."""
-        return self.cells[selected] if self.cells.ndim == 2 else self.cells[:, selected]
+    def select(self, selected: "NDArray[np.intp] | slice", by_channel: bool) -> "_Table":
+        """Return the table of the selected cells, stored by channel or by cell. Raises ForeignLayout
+        for values that cannot be stored by channel.
+        """
+        if self.cells.ndim == 2:
+            rows = self.cells[selected]
+            if not by_channel:
+                return _Table(self.head, rows)
+            kind, nbytes = self.head.view(ROWS_DTYPE)[0].tolist()
+            if (size := VALUE_BYTES.get(kind)) is None:
+                raise ForeignLayout("values of a type that cannot be stored by channel")
+            head = np.array([(kind, size, nbytes // size)], CHANNELS_DTYPE).view(np.uint8)
+            return _Table(head, rows.reshape(len(rows), -1, size).transpose(1, 0, 2))
+        values = self.cells[:, selected]
+        if by_channel:
+            return _Table(self.head, values)
+        kind, size, width = self.head.view(CHANNELS_DTYPE)[0].tolist()
+        head = np.array([(kind, size * width)], ROWS_DTYPE).view(np.uint8)
+        rows = np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(values.shape[1], -1)
+        return _Table(head, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _ParsedState:
-    """A state as arrays. `layout`: the bytes between the cells and the first layer."""
+    """A state as arrays. `tables`: the keys of all layers, and then their values."""
 
     head: NDArray[np.void]
     positions: NDArray[np.int32]
-    layout: Bytes
+    by_channel: bool
     tables: tuple[_Table, ...]
 
-    def select(self, start: int, end: int) -> "NDArray[np.intp] | slice":
+    def find_cells(self, start: int, end: int) -> "NDArray[np.intp] | slice":
         """Return where the cells of the positions from `start` to `end` are, in this order. Raises
         ForeignLayout if one is missing.
         """
@@ -79,44 +97,51 @@ class _ParsedState:
         return selected
 
 
-def join_ranges(ranges: Sequence[CellRange]) -> memoryview:
+def join_ranges(ranges: Sequence[CellRange], by_channel: bool | None = None) -> memoryview:
     """Return one state with the cells of all ranges, each of which begins where the one before
     ends. A single range is cut out of its state. The cells are in the order of their positions.
+    `by_channel`: whether the values are stored by channel, as a context without flash attention
+    wants them; None: as in the first range.
 
     Raises ForeignLayout if a state has another layout, or lacks cells of its range.
     """
     parsed = [_parse(each.state) for each in ranges]
     selections = [
-        state.select(each.start, each.end) for state, each in zip(parsed, ranges, strict=True)
+        state.find_cells(each.start, each.end) for state, each in zip(parsed, ranges, strict=True)
     ]
     first = parsed[0]
     assert all(before.end == after.start for before, after in pairwise(ranges)), "ranges with a gap"
-    for other in parsed[1:]:
-        if not np.array_equal(other.layout, first.layout) or [
-            table.head.tobytes() for table in other.tables
-        ] != [table.head.tobytes() for table in first.tables]:
-            raise ForeignLayout("ranges of different caches")
-    start, end = ranges[0].start, ranges[-1].end
+    if any(len(other.tables) != len(first.tables) for other in parsed):
+        raise ForeignLayout("another number of layers")
+    if by_channel is None:
+        by_channel = first.by_channel
+    start, end, n_layers = ranges[0].start, ranges[-1].end, len(first.tables) // 2
     head, cells = first.head.copy(), np.empty(end - start, CELL_DTYPE)
     head["cells"] = end - start
     cells["position"] = np.arange(start, end)
     cells["sequences"], cells["sequence"] = 1, head["sequence"]
-    parts = [head.view(np.uint8), cells.view(np.uint8), first.layout]
-    for number, table in enumerate(first.tables):
-        tables = [state.tables[number] for state in parsed]
-        pieces = [
-            other.select(selected) for other, selected in zip(tables, selections, strict=True)
+    layout = np.array([(by_channel, n_layers)], LAYOUT_DTYPE)
+    parts = [head.view(np.uint8), cells.view(np.uint8), layout.view(np.uint8)]
+    for number in range(2 * n_layers):
+        tables = [
+            state.tables[number].select(selected, by_channel and number >= n_layers)
+            for state, selected in zip(parsed, selections, strict=True)
         ]
-        joined = (
-            pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=table.cells.ndim - 2)
-        )
-        parts += [table.head, np.ascontiguousarray(joined).reshape(-1)]
+        if any(table.head.tobytes() != tables[0].head.tobytes() for table in tables):
+            raise ForeignLayout("keys or values of another type")
+        axis = tables[0].cells.ndim - 2  # that of the cells
+        parts.append(tables[0].head)
+        parts.append(np.concatenate([table.cells for table in tables], axis=axis).reshape(-1))
     return np.concatenate(parts).data
 
 
-def check_range(state: State, start: int, end: int) -> None:
-    """Raise ForeignLayout if a state cannot be cut, or lacks cells from `start` to `end`."""
-    _parse(state).select(start, end)
+def check_range(state: State, start: int, end: int) -> bool:
+    """Return whether the values of a state are stored by channel. Raises ForeignLayout if the state
+    cannot be cut, or lacks cells from `start` to `end`.
+    """
+    parsed = _parse(state)
+    parsed.find_cells(start, end)
+    return parsed.by_channel
 
 
 def _parse(state: State) -> _ParsedState:
@@ -138,8 +163,7 @@ def _parse(state: State) -> _ParsedState:
     cells = read(CELL_DTYPE.itemsize * count).view(CELL_DTYPE)
     if (cells["sequences"] != 1).any() or (cells["sequence"] != head["sequence"]).any():
         raise ForeignLayout("cells of other sequences")
-    layout = read(LAYOUT_DTYPE.itemsize)
-    by_channel, layers = layout.view(LAYOUT_DTYPE)[0].tolist()
+    by_channel, layers = read(LAYOUT_DTYPE.itemsize).view(LAYOUT_DTYPE)[0].tolist()
     if by_channel > 1 or not 0 < layers <= MAX_LAYERS:
         raise ForeignLayout("a layout that is unknown")
     tables = []
@@ -155,4 +179,4 @@ def _parse(state: State) -> _ParsedState:
             tables.append(_Table(channel_head, values))
     if at != array.size:
         raise ForeignLayout("a state with bytes after its end")
-    return _ParsedState(head, cells["position"], layout, tuple(tables))
+    return _ParsedState(head, cells["position"], bool(by_channel), tuple(tables))
