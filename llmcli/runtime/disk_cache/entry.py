@@ -1,5 +1,7 @@
 """An entry of the prefix cache on disk: a file with the state of a text, or of a part of it."""
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,12 +46,14 @@ class Entry:
 
     def head_fields(self) -> dict[str, Any]:
         """Return the fields of the head, beside those of every state file."""
-        return {
+        fields = {
             "kind": self.kind,
             "start": self.start,
             "ends": [[length, digest.hex()] for length, digest in self.ends],
             "checkpoints": [list(checkpoint) for checkpoint in self.checkpoints],
         }
+        checked = json.dumps(fields, sort_keys=True).encode()
+        return {**fields, "fields_sha256": hashlib.sha256(checked).hexdigest()}
 
 
 def read_entry_head(file: BinaryIO, name: str, world: Mapping[str, Any]) -> Entry:
@@ -80,6 +84,7 @@ def read_entry_head(file: BinaryIO, name: str, world: Mapping[str, Any]) -> Entr
         and sum(nbytes for _, nbytes in entry.checkpoints) < state_bytes
         and all(length in lengths for length, _ in entry.checkpoints)
         and entry.name == name
+        and entry.head_fields()["fields_sha256"] == head.get("fields_sha256")
     )
     if not is_consistent:
         raise UnusableState("it is damaged: its header contradicts itself or its name")

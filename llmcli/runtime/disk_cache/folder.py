@@ -278,7 +278,8 @@ def _is_present(copy: Any) -> bool:
         stamps = [tuple(file["stamp"]) for file in copy]
     except (KeyError, TypeError):
         return False
-    return bool(paths) and list(file_stamp(paths)) == stamps
+    # a file that is missing has zeros
+    return bool(paths) and list(file_stamp(paths)) == stamps and (0, 0, 0) not in stamps
 
 
 def _check_owner(descriptor: int) -> None:
