@@ -44,11 +44,12 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("app",),
     ),
     "llmcli/runtime": (
-        ("interrupt", "compute_thread", "kv_size", "vocabulary"),
+        ("interrupt", "compute_thread", "kv_size", "state_file_format", "vocabulary"),
         ("sampling", "constraint"),
         ("binding",),
         ("interruptible_pass", "model_identity"),
         ("kv_cache", "text"),
+        ("disk_cache",),
         ("requests",),
         ("drafting",),
         ("strategies",),
@@ -58,6 +59,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("open_speculation",),
         ("runner",),
         ("kv_state_file", "sinks_support"),
+        ("open_disk_cache",),
     ),
     "llmcli/workflows": (
         ("evaluation",),

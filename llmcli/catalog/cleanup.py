@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from llmcli import file_lock
-from llmcli.catalog import remote_checkpoint, scratch_folders, store
+from llmcli.catalog import prefix_folders, remote_checkpoint, scratch_folders, store
 from llmcli.catalog.hub import download
 from llmcli.catalog.model_ref import ModelRef
 from llmcli.catalog.sources import hub
@@ -96,8 +96,8 @@ def _remove_all(ref: ModelRef, config: Config) -> list[RemovableItem]:
 
 
 def find_garbage(config: Config, *, delete: bool = False) -> list[RemovableItem]:
-    """Return what can be deleted without loss: files of interrupted runs, downloaded wheels, and
-    records of models whose files are missing. What another process works on is left out.
+    """Return what can be deleted without loss: files of interrupted runs, downloaded wheels, records
+    of models whose files are missing, and saved states of models that are not here. What another process works on is left out.
 
     `delete`: delete each item as soon as it is found. Its lock is still held then, so that no other
     process can start to use it.
@@ -109,6 +109,7 @@ def find_garbage(config: Config, *, delete: bool = False) -> list[RemovableItem]
         _find_partial_downloads(config),
         _find_cached_scratch_files(config),
         _find_scratch_folders(config),
+        _find_saved_states(config),
     ):
         if delete:
             _delete_item(item, config)
@@ -246,6 +247,12 @@ def _find_scratch_folders(config: Config) -> Iterator[RemovableItem]:
     """Yield the scratch folders that killed runs left next to the user's own files."""
     for path in scratch_folders.find_abandoned(config):
         yield RemovableItem(path, _size(path), "unfinished quantize --sequential")
+
+
+def _find_saved_states(config: Config) -> Iterator[RemovableItem]:
+    """Yield what the prefix caches of servers have of models that are not here any more."""
+    for path, reason in prefix_folders.find_obsolete(config):
+        yield RemovableItem(path, _size(path), reason)
 
 
 def _find_in_models(config: Config) -> Iterator[RemovableItem]:

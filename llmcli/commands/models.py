@@ -192,7 +192,7 @@ def gc(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Delete partial downloads and leftovers of interrupted runs."""
+    """Delete partial downloads, leftovers of interrupted runs, and saved states of lost models."""
     from llmcli.catalog import cleanup
     from llmcli.units import format_size
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,11 +20,15 @@ from llmcli.model_loader.run_flags import RunFlags
 from llmcli.serve.launch import open_service, print_ready
 from llmcli.serve.serve_request import ServeRequest
 
+if TYPE_CHECKING:
+    from llmcli.config import Config
+
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIN_KEY_CHARACTERS = 8  # characters of an API key
 MAX_PARALLEL, MAX_WAITING = 128, 100_000
 STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
 DEFAULT_KEEP_ALIVE = "5m"  # as in ollama
+DEFAULT_PREFIX_SIZE = "8G"  # of all states in --cache-dir together
 DEFAULT_FILES_SIZE = "4G"  # of all files of clients together
 MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
@@ -248,6 +252,8 @@ def serve(
     slot_save_path: endpoints.SlotSavePath = None,
     files_folder: endpoints.FilesFolder = None,
     max_files_size: endpoints.MaxFilesSize = None,
+    cache_dir: endpoints.PrefixFolder = None,
+    cache_dir_size: endpoints.PrefixFolderSize = None,
     context_shift: endpoints.ContextShift = False,
     kv_unified_per_slot: endpoints.ContextPerSlot = None,
     verbose: endpoints.Verbose = False,
@@ -318,6 +324,7 @@ def serve(
             },
         )
     max_files_bytes = _read_files_size(files_folder, max_files_size, bool(replicas or ray))
+    max_prefix_bytes = _read_prefix_size(cache_dir, cache_dir_size)
     config, terminal = start_command(json, run_flags.offline)
     if while_stdin:
         parent_watch.exit_with_parent(0)
@@ -357,6 +364,8 @@ def serve(
             stream_every / 1e3,
             private,
             kv_unified_per_slot,
+            _find_prefix_folder(cache_dir, config),
+            max_prefix_bytes,
         )
         if serves_several:
             stopped = launch_processes.run_models(
@@ -445,6 +454,29 @@ def _read_files_size(folder: Path | None, max_size: str | None, has_replicas: bo
     if folder is not None:
         require_folder(folder)
     return n_bytes
+
+
+def _read_prefix_size(folder: str | None, max_size: str | None) -> int:
+    """Return the bytes of --cache-dir-size. Raises UsageError if it is wrong."""
+    from quant.quantize.shards import parse_size
+
+    if folder is None and max_size is not None:
+        raise UsageError(
+            "--cache-dir-size applies only to --cache-dir", hint="add --cache-dir FOLDER"
+        )
+    return parse_size(max_size or DEFAULT_PREFIX_SIZE, "--cache-dir-size", "all states")
+
+
+def _find_prefix_folder(typed: str | None, config: "Config") -> Path | None:
+    """Return the folder of --cache-dir, or None. Raises UserError if there is something else."""
+    from llmcli.catalog.prefix_folders import default_folder
+
+    if typed is None:
+        return None
+    folder = default_folder(config) if typed == "auto" else Path(typed).expanduser().absolute()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--cache-dir {folder} is no folder", hint="name another one, or auto")
+    return folder
 
 
 def _split_hosts(typed: list[str]) -> tuple[str, ...]:

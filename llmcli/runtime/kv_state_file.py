@@ -1,26 +1,20 @@
 """Save the KV state of a sequence to a file and restore it, so that a conversation can be resumed
 without computing its prompt again.
 
-Format: MAGIC; the length of the head (4 bytes, little endian); the head (JSON: the identity of the
-model and its settings, sizes, sha256); the tokens (int32); the state as llama_state_seq_get_data
-writes it. llama.cpp does not check the bytes of a state, so everything is checked here before
-llama.cpp reads them.
+The format is that of state_file_format.py, which is checked before llama.cpp reads a state.
 """
 
 import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
-
-import numpy as np
 
 from llmcli import config
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.model_identity import content_hash, file_stamp
 from llmcli.runtime.runner import Runner
-from quant.json_dataclasses import parse_object
+from llmcli.runtime.state_file_format import Bytes, encode_file, read_body, read_head
+from llmcli.runtime.state_file_format import UnusableState as UnusableState
 
 DIFFERENCE_TEXTS = {  # by field of StateIdentity, for messages that begin with "it is"
     "model": "of another model file",
@@ -88,17 +82,6 @@ def state_identity(runner: "Runner") -> StateIdentity | None:
     )
 
 
-MAGIC = b"llmcliKV"
-MAX_HEAD_BYTES = 1 << 16  # maximum length of a head; a longer one is not read
-Bytes = bytes | memoryview
-
-
-class UnusableState(Exception):
-    """Raised for a saved state that cannot be used. The message is the reason, such as "it is
-    damaged".
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class SequenceState:
     """The tokens of a sequence and their KV state."""
@@ -156,17 +139,7 @@ def has_complete_state(runner: Runner, count: int) -> bool:
 
 def encode_state(state: SequenceState, identity: StateIdentity) -> list[Bytes]:
     """Return the contents of a state file, as pieces to be written one after another."""
-    tokens = np.array(state.tokens, "<i4").tobytes()
-    head = json.dumps(
-        {
-            "version": 1,
-            "world": identity.as_dict(),
-            "tokens": len(state.tokens),
-            "state_bytes": len(state.state),
-            "sha256": _digest(tokens, state.state),
-        }
-    ).encode()
-    return [MAGIC, len(head).to_bytes(4, "little"), head, tokens, state.state]
+    return encode_file(state.tokens, state.state, identity.as_dict())
 
 
 def read_state(file: BinaryIO, runner: Runner) -> SequenceState:
@@ -175,7 +148,7 @@ def read_state(file: BinaryIO, runner: Runner) -> SequenceState:
 
     Raises UnusableState when it was not.
     """
-    head = _read_head(file)
+    head = read_head(file)
     identity, recorded = state_identity(runner), head.get("world")
     if identity is None:
         raise UnusableState("the model's file has changed since it was loaded")
@@ -183,41 +156,5 @@ def read_state(file: BinaryIO, runner: Runner) -> SequenceState:
         raise UnusableState("it is damaged: its header names no model")
     if differences := identity.differences(recorded):
         raise UnusableState(f"it is {', '.join(differences)}")
-    count, nbytes = head.get("tokens"), head.get("state_bytes")
-    if not isinstance(count, int) or not isinstance(nbytes, int) or count < 1 or nbytes < 1:
-        raise UnusableState("it is damaged: its header has no sizes")
-    n_bytes = os.fstat(file.fileno()).st_size - file.tell()
-    if n_bytes != 4 * count + nbytes:
-        raise UnusableState(
-            f"it is damaged: {n_bytes} bytes follow its header instead of {4 * count + nbytes}"
-        )
-    body = memoryview(file.read(n_bytes))
-    tokens, state = body[: 4 * count], body[4 * count :]
-    if _digest(tokens, state) != head.get("sha256"):
-        raise UnusableState("it is damaged: its bytes have changed since they were written")
-    ids = np.frombuffer(tokens, "<i4")
-    if len(body) != n_bytes or ids.min() < 0 or ids.max() >= runner.model.n_vocab:
-        raise UnusableState("it is damaged: it has tokens outside the vocabulary")
-    return SequenceState(tuple(int(token) for token in ids), state)
-
-
-def _read_head(file: BinaryIO) -> dict[str, Any]:
-    """Read the start of a state file, and return its JSON head. Raises UnusableState when it is not
-    that of a state file.
-    """
-    size = int.from_bytes(file.read(len(MAGIC) + 4).removeprefix(MAGIC), "little")
-    raw = file.read(size) if size <= MAX_HEAD_BYTES else b""
-    try:
-        head = parse_object(raw, MAX_HEAD_BYTES)
-    except ValueError:
-        head = {}
-    if head.get("version") != 1:
-        raise UnusableState("it is damaged: it does not start like a KV state")
-    return head
-
-
-def _digest(tokens: Bytes, state: Bytes) -> str:
-    """Return the SHA-256 of the tokens' bytes and the state, in hexadecimal."""
-    digest = hashlib.sha256(tokens)
-    digest.update(state)
-    return digest.hexdigest()
+    body = read_body(file, head, runner.model.n_vocab)
+    return SequenceState(body.tokens, body.state)

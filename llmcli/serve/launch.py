@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llmcli.serve.serve_request import ServeRequest
@@ -11,6 +11,7 @@ from llmcli.serve.serve_request import ServeRequest
 if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
     from llmcli.model_loader.open_server_model import ServerModel
+    from llmcli.runtime.runner import Runner
     from llmcli.serve.engine_thread.bridge import EngineBridge
     from llmcli.ui import UI
 
@@ -30,14 +31,19 @@ def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerS
         if request.pooling:
             server_model.runner.pooling = request.pooling
             server_model.runner.embedder()  # fails now if the model cannot compute embeddings
-        with closing(
-            EngineBridge(
-                server_model.runner,
-                request.parallel,
-                request.max_waiting,
-                request.stream_interval_seconds,
+        with ExitStack() as stack:
+            if request.prefix_folder is not None:
+                stack.enter_context(_open_prefix_folder(server_model.runner, request))
+            bridge = stack.enter_context(
+                closing(
+                    EngineBridge(
+                        server_model.runner,
+                        request.parallel,
+                        request.max_waiting,
+                        request.stream_interval_seconds,
+                    )
+                )
             )
-        ) as bridge:
             yield bridge, _build_settings(server_model, request, **request.settings)
 
 
@@ -50,6 +56,20 @@ def predict_service(request: ServeRequest) -> dict[str, Any]:
     return predict_server_memory(
         request.ref, request.run_flags, request.config, request.ui, request.parallel
     ).as_dict()
+
+
+@contextmanager
+def _open_prefix_folder(runner: "Runner", request: ServeRequest) -> Iterator[None]:
+    """Open the prefix cache on disk for the `with` block."""
+    from llmcli.catalog import prefix_folders
+    from llmcli.runtime.open_disk_cache import open_disk_cache
+
+    assert request.prefix_folder is not None
+    prefix_folders.record_folder(request.prefix_folder, request.config)
+    with open_disk_cache(
+        runner, request.prefix_folder, request.prefix_folder_bytes, request.ui.note
+    ):
+        yield
 
 
 def _build_settings(

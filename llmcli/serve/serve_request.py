@@ -1,6 +1,7 @@
 """The settings of `llmcli serve` as one value."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.model_loader.run_flags import RunFlags
@@ -25,6 +26,8 @@ class ServeRequest:
       the prompts of others.
     - `context_per_answer`: the largest number of tokens of a prompt and its answer; None: those of
       the context.
+    - `prefix_folder`: the folder of the prefix cache on disk; None: no such cache.
+      `prefix_folder_bytes`: its quota.
     """
 
     ref: str
@@ -38,3 +41,5 @@ class ServeRequest:
     stream_interval_seconds: float = 0.0
     is_private: bool = False
     context_per_answer: int | None = None
+    prefix_folder: Path | None = None
+    prefix_folder_bytes: int = 0

@@ -300,12 +300,14 @@ def token_usage(answers: Sequence[Answer], samples: int = 1) -> Document:
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::samples])
     completion = sum(len(answer.tokens) for answer in answers)
+    from_disk = sum(answer.disk_tokens for answer in answers[::samples])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {
-            "cached_tokens": sum(answer.cached_tokens for answer in answers[::samples])
+            "cached_tokens": sum(answer.cached_tokens for answer in answers[::samples]),
+            **({"disk_tokens": from_disk} if from_disk else {}),
         },
     }
 

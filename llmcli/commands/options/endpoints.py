@@ -64,6 +64,25 @@ MaxFilesSize = Annotated[
         rich_help_panel=panels.REQUESTS,
     ),
 ]
+PrefixFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dir",
+        metavar="FOLDER",
+        help="Keep the states of finished answers on disk here, so that they outlive a restart; "
+        "auto: in llmcli's cache. They reveal conversations.",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
+PrefixFolderSize = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dir-size",
+        metavar="SIZE",
+        help="Maximum size of all states in --cache-dir together, such as 20G. [8G]",
+        rich_help_panel=panels.REQUESTS,
+    ),
+]
 ContextShift = Annotated[
     bool,
     typer.Option(

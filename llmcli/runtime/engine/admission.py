@@ -9,6 +9,7 @@ beginning of a prompt, the request waits for this prefix and then shares its cel
 from array import array
 from collections.abc import Callable
 
+from llmcli.runtime.disk_cache.disk_cache import DiskCache
 from llmcli.runtime.engine.scheduler_state import SchedulerState
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
@@ -40,6 +41,7 @@ class Admission:
         # Called with a sequence that begins, if its prompt was not found in the cache as far as it
         # could be. None: conversations are not compared.
         self.on_prefix_loss: Callable[[Sequence, PrefixLoss], None] | None = None
+        self.disk_cache: DiskCache | None = None
 
     def has_capacity(self) -> bool:
         """Return whether one more request may run under `Schedule.max_running`."""
@@ -152,6 +154,8 @@ class Admission:
             self.idle_offload.restore_slot(slot)
         elif not sequence.preemption.state and not sequence.request.score_prompt:
             self.idle_offload.restore_prefix(sequence.tokens, self._sharing_scope(sequence))
+            if self.disk_cache and not self._restore_from_disk(sequence, self.disk_cache):
+                return False
         if not self._swap_in(sequence) and not self._claim_slots(sequence):
             return False
         self.state.run(sequence)
@@ -180,6 +184,27 @@ class Admission:
         )
         if loss:
             self.on_prefix_loss(sequence, loss)
+
+    def _restore_from_disk(self, sequence: Sequence, disk_cache: DiskCache) -> bool:
+        """Restore the beginning of a prompt from the disk, once for each sequence. Return False
+        while it is being read and other answers run; without these, wait for it.
+        """
+        tokens, scope, disk_read = (
+            sequence.tokens,
+            self._sharing_scope(sequence),
+            sequence.disk_read,
+        )
+        if disk_read.is_done:
+            return True
+        if disk_read.load is None:
+            disk_read.n_cached = self.ledger.reusable_prefix(tokens, scope)
+            disk_read.load = disk_cache.start_load(tokens[:-1], scope, disk_read.n_cached)
+        if disk_read.load is not None:
+            if self.state.running and not disk_read.load.done():
+                return False
+            disk_read.length = disk_cache.restore(disk_read.load, tokens, scope)
+        disk_read.load, disk_read.is_done = None, True
+        return True
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Restore the stored state of a preempted sequence. Return False when it has none or it
@@ -218,10 +243,19 @@ class Admission:
         sequence.slot, sequence.n_computed = claim
         if not sequence.preemption.count:
             sequence.accounting.n_reused = sequence.n_computed
+            self._count_disk_tokens(sequence)
         sequence.branch_slots = [
             self.ledger.claim_slot(scope) for _ in range(sequence.strategy.slots - 1)
         ]
         return True
+
+    def _count_disk_tokens(self, sequence: Sequence) -> None:
+        """Record how many of the reused tokens of a sequence were read from the disk."""
+        disk_read = sequence.disk_read
+        n_tokens = min(sequence.n_computed, disk_read.length) - disk_read.n_cached
+        if self.disk_cache and n_tokens > 0:
+            sequence.accounting.n_from_disk = n_tokens
+            self.disk_cache.record_reuse(n_tokens)
 
     def names_slot(self, sequence: Sequence) -> bool:
         """Return whether a sequence must run in a certain slot. In the reproducible mode none must,

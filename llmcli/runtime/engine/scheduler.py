@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from llmcli.runtime.disk_cache.disk_cache import DiskCache
 from llmcli.runtime.engine.admission import Admission
 from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass
 from llmcli.runtime.engine.overflow import OverflowHandler
@@ -55,6 +56,16 @@ class Scheduler:
         self.last_was_prefill = False  # whether the last pass computed prompts only
 
     @property
+    def disk_cache(self) -> DiskCache | None:
+        """Return the prefix cache on disk, or None without one."""
+        return self.admission.disk_cache
+
+    @disk_cache.setter
+    def disk_cache(self, disk_cache: DiskCache) -> None:
+        self.admission.disk_cache = disk_cache
+        self.offload_store.before_offload = disk_cache.save_slot
+
+    @property
     def schedule(self) -> Schedule:
         """Return the limits for passes and queues. They may only be set while nothing runs."""
         return self.state.schedule
@@ -84,6 +95,8 @@ class Scheduler:
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
+            if self.disk_cache:
+                self.disk_cache.note_end(sequence.slot)
             return
         self.waiting.remove(sequence, self.state.n_passes)
         if sequence.preemption.state:

@@ -95,6 +95,7 @@ class IdleOffload:
         `keep` is 0, the slot is empty then.
         """
         store, ledger = self.store, self.store.ledger
+        store.before_offload(slot)
         count, start = len(ledger.tokens[slot]), ledger.shared_length(slot)
         if start == count:
             return keep > 0 or ledger.trim(slot, 0) == 0
@@ -115,6 +116,7 @@ class IdleOffload:
         if not self._can_store():
             return
         for slot in ledger.reusable_slots:
+            store.before_offload(slot)
             n_stored = len(ledger.tokens[slot]) - ledger.shared_length(slot)
             if not n_stored:  # all its cells are also in another slot
                 ledger.trim(slot, 0)

@@ -96,13 +96,19 @@ class OffloadStore:
         self._tree = RadixTree()  # of the idle states
         self._pinned: dict[int, SwappedState] = {}  # by id()
         self._token_bytes = token_bytes
+        # Returns the bytes of further states in host memory: those on their way to or from the disk
+        # (disk_cache/).
+        self.other_bytes: Callable[[], int] = lambda: 0
+        # Called with an idle slot before its state leaves the pool.
+        self.before_offload: Callable[[int], None] = lambda slot: None
         ledger.before_checkpoint = self.make_checkpoint_room
         ledger.after_memory_error = self.lower_budget
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all states and checkpoints together."""
-        return self._pinned_state_bytes + self.idle_bytes + self.ledger.checkpoints.nbytes
+        held_bytes = self._pinned_state_bytes + self.idle_bytes + self.ledger.checkpoints.nbytes
+        return held_bytes + self.other_bytes()
 
     @property
     def _pinned_state_bytes(self) -> int:

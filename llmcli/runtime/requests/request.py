@@ -204,6 +204,7 @@ class Answer:
     - `n_thinking`: the tokens between the thinking tags, or as many of them as there are.
     - `answer_start`: the number of tokens before the first one of the reply; None if the answer has
       only thinking.
+    - `disk_tokens`: how many of the cached tokens were read from the prefix cache on disk.
     """
 
     text: str
@@ -227,6 +228,7 @@ class Answer:
     slot: int = -1
     n_thinking: int = 0
     answer_start: int | None = 0
+    disk_tokens: int = 0
 
     @property
     def n_generated(self) -> int:

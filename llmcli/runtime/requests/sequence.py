@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.runtime.disk_cache.state_loader import Load
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.requests.context_overflow import ShortenedText
@@ -111,10 +112,26 @@ class Preemption:
 
 
 @dataclass(slots=True, eq=False)
+class DiskRead:
+    """The search for the beginning of a prompt on the disk (disk_cache/), which is made once.
+
+    - `load`: the running search; None before it and after it. `is_done`: whether it has ended.
+    - `n_cached`: tokens of the prompt that the pool had before. `length`: tokens that it has because
+      of the search.
+    """
+
+    load: Load | None = None
+    is_done: bool = False
+    n_cached: int = 0
+    length: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class SequenceAccounting:
     """Statistics of an answer: reused tokens, seconds and drafted tokens."""
 
     n_reused: int = 0  # prompt tokens whose cells were in the cache
+    n_from_disk: int = 0  # those of them that were read from the disk
     prompt_seconds: float = 0.0  # seconds of the passes over the prompt
     queue_seconds: float = 0.0  # seconds between the call and the first pass
     n_drafted: int | None = None  # drafted tokens that were checked; None without drafting
@@ -163,6 +180,7 @@ class Sequence:
     # whether other samples wait until this sequence has computed the prompt
     has_samples: bool = False
     preemption: Preemption = field(default_factory=Preemption)
+    disk_read: DiskRead = field(default_factory=DiskRead)
     is_cancelled: bool = False
 
     # Answer
@@ -331,6 +349,7 @@ class Sequence:
             finish=self.finish,
             prompt_tokens=len(self.request.tokens),
             cached_tokens=accounting.n_reused,
+            disk_tokens=min(accounting.n_from_disk, accounting.n_reused),
             prompt_ms=accounting.prompt_seconds * 1e3,
             seed=self.seed,
             beams=self.beams,

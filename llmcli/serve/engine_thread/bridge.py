@@ -34,6 +34,7 @@ from llmcli.types import Event, PromptProgress
 
 T = TypeVar("T")
 WORKER_KINDS = "prompts", "grammars", "texts"
+FLUSH_SECONDS = 10.0  # how long the end of the engine waits for room to save states
 MAX_RETRY_SECONDS = 60  # upper limit of Retry-After
 
 
@@ -159,6 +160,8 @@ class EngineBridge:
         runner.engine.on_progress = self._report_progress
         self.losses = LossReports(self.log, runner.model.piece)
         runner.engine.scheduler.admission.on_prefix_loss = self.losses.add
+        if disk_cache := runner.engine.scheduler.disk_cache:
+            disk_cache.on_room = partial(self._put, lambda: None)
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
         self._thread.start()
 
@@ -312,6 +315,9 @@ class EngineBridge:
             self._fail(error)
             self._notify_idle()
             self.on_engine_death()
+        else:
+            if disk_cache := self.runner.engine.scheduler.disk_cache:
+                disk_cache.flush(FLUSH_SECONDS)
         # until close(), functions in the queue still run, and fail with the engine's error
         while not (self._ended and self._inbox.empty()):
             self._run_next()
@@ -327,11 +333,15 @@ class EngineBridge:
             if not self._inbox.empty():
                 self._batcher.flush()  # the next step may be long because of a new prompt
             while not self._inbox.empty() or not (engine.is_busy or self._ended):
+                while self._inbox.empty() and self._save_state_part():
+                    pass
                 self._run_next()
                 self._notify_idle()  # the function may have ended the last answer
             if engine.is_busy and not self._ended:
                 self._watch.begin()
                 self._step()
+                if self._inbox.empty():
+                    self._save_state_part()
             self._notify_idle()
 
     def _run_next(self) -> None:
@@ -340,6 +350,16 @@ class EngineBridge:
         function, max_rows = self._inbox.get()
         self._watch.begin(max_rows)
         function()
+
+    def _save_state_part(self) -> bool:
+        """Copy a part of the state of a finished answer, to be written to the prefix cache on disk.
+        Return False if there is none, or no room for it now.
+        """
+        disk_cache = self.runner.engine.scheduler.disk_cache
+        if disk_cache is None or not disk_cache.can_save:
+            return False
+        disk_cache.save_part()
+        return True
 
     def _step(self) -> None:
         """Run one step of the engine and pass its events to the batcher."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llmcli.hardware.gpu_usage import GpuUsage
+from llmcli.runtime.disk_cache.disk_cache import DiskUsage
 from llmcli.runtime.engine.schedule import EngineLoad
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import KVReport
@@ -93,6 +94,22 @@ GPU_GAUGES: tuple[tuple[str, str, Callable[[GpuUsage], float | None]], ...] = (
 )
 
 
+DISK_COUNTERS: tuple[tuple[str, str, Callable[[DiskUsage], int]], ...] = (
+    ("prompt_tokens_disk", "Prompt tokens read from the disk.", lambda disk: disk.read_tokens),
+    ("disk_cache_read_bytes", "Bytes of states that were restored.", lambda disk: disk.read_bytes),
+    ("disk_cache_written_bytes", "Bytes of states written.", lambda disk: disk.written_bytes),
+    ("disk_cache_dropped_files", "Files dropped for others.", lambda disk: disk.dropped),
+    ("disk_cache_damaged_files", "Files that could not be used.", lambda disk: disk.damaged),
+    ("disk_cache_failed_writes", "States that were not written.", lambda disk: disk.failed),
+)
+DISK_GAUGES: tuple[tuple[str, str, Callable[[DiskUsage], int]], ...] = (
+    ("disk_cache_bytes", "Bytes of the files of all models.", lambda disk: disk.used_bytes),
+    ("disk_cache_max_bytes", "Largest number of these bytes.", lambda disk: disk.max_bytes),
+    ("disk_cache_files", "Files of this model.", lambda disk: disk.entries),
+    ("disk_cache_queued_bytes", "Bytes that wait to be written.", lambda disk: disk.queued_bytes),
+)
+
+
 class Histogram:
     """Counts values by bucket. `upper_bounds`: the largest value of each bucket."""
 
@@ -121,7 +138,8 @@ class LiveGauges:
 
     `saved_cells`: how many more cells of the KV cache would be used if sequences did not share
     prefixes. `resident_bytes`: the resident memory of this process; None if unknown. `gpus`: the use
-    of NVIDIA GPUs by all programs; empty without NVML.
+    of NVIDIA GPUs by all programs; empty without NVML. `disk`: the prefix cache on disk; None without
+    one.
     """
 
     load: EngineLoad
@@ -129,6 +147,7 @@ class LiveGauges:
     saved_cells: int
     resident_bytes: int | None
     gpus: tuple[GpuUsage, ...] = ()
+    disk: DiskUsage | None = None
 
 
 class ServerMetrics:
@@ -225,6 +244,10 @@ class ServerMetrics:
         ):
             yield from _head(f"{name}_total", "counter", description)
             yield f"llmcli_{name}_total {value}"
+        if gauges.disk is not None:
+            for name, description, read in DISK_COUNTERS:
+                yield from _head(f"{name}_total", "counter", description)
+                yield f"llmcli_{name}_total {read(gauges.disk)}"
         yield from _head("request_success_total", "counter", "Finished answers by reason.")
         for reason in ("stop", "length", "cancelled", "context_full", "repetition", "failed"):
             labels = f'{{finished_reason="{reason}"}}'
@@ -261,6 +284,10 @@ class ServerMetrics:
             yield "# HELP process_resident_memory_bytes Resident memory."
             yield "# TYPE process_resident_memory_bytes gauge"
             yield f"process_resident_memory_bytes {gauges.resident_bytes}"
+        if gauges.disk is not None:
+            for name, description, read_disk in DISK_GAUGES:
+                yield from _head(name, "gauge", description)
+                yield f"llmcli_{name} {read_disk(gauges.disk)}"
         for name, description, read in GPU_GAUGES:
             values = [(gpu, value) for gpu in gauges.gpus if (value := read(gpu)) is not None]
             yield from _head(name, "gauge", description) if values else ()

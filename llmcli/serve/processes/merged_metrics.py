@@ -21,6 +21,10 @@ MAXIMUM_METRICS = (
     "llmcli_gpu_memory_used_bytes",
     "llmcli_gpu_memory_bytes",
     "llmcli_gpu_power_watts",
+    # replicas share the folder of --cache-dir
+    "llmcli_disk_cache_bytes",
+    "llmcli_disk_cache_max_bytes",
+    "llmcli_disk_cache_files",
 )
 MEAN_METRICS = (
     "llamacpp:prompt_tokens_seconds",

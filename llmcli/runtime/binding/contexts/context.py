@@ -25,6 +25,7 @@ from llmcli.runtime.binding.kv_state.positions import (
     window_survives_shift,
 )
 from llmcli.runtime.binding.kv_state.shared_cells import SharedCells
+from llmcli.runtime.binding.kv_state.state_ranges import CellRange, join_ranges
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown, read_memory_breakdown
 from llmcli.runtime.binding.model import Model
@@ -489,6 +490,33 @@ class Context:
         return sequence_state.read_state(
             self.pointer, sequence, self.reads_pool and self._positions.is_scattered(sequence)
         )
+
+    @property
+    def spare_sequence(self) -> int | None:
+        """Return a sequence id beside those of the slots that has no cells between two passes, or
+        None if the context was opened without one.
+        """
+        return self.n_seq_max if self.options.n_sequences > self.n_seq_max else None
+
+    def read_range(self, sequence: int, start: int, end: int, spare: int | None) -> memoryview:
+        """Return the state of the positions from `start` to `end`, whose cells stay where they are.
+        Only for a unified cache without windows and recurrent state. `spare`: a sequence without
+        cells, which shares the cells for the moment; None: all of the sequence is read, and cut.
+
+        Raises ForeignLayout if this build of llama.cpp stores states in another way.
+        """
+        self._check_sequences(sequence)
+        assert self.unified and not self.is_recurrent, "a part of a state that has no parts"
+        assert 0 <= start < end <= self._positions.length(sequence), (start, end)
+        if spare is None:
+            return join_ranges([CellRange(self.read_state(sequence), start, end)])
+        self.drop_branches()
+        assert not self._positions.length(spare), f"sequence {spare} has cells"
+        lib().llama_memory_seq_cp(self.memory, sequence, spare, start, end)
+        try:
+            return sequence_state.read_state(self.pointer, spare)
+        finally:
+            lib().llama_memory_seq_rm(self.memory, spare, -1, -1)
 
     def write_state(
         self, sequence: int, saved_state: bytes | memoryview, start: int = 0, source: int = -1

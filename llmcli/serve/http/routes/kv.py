@@ -46,6 +46,7 @@ def build_cache_report(runner: Runner) -> dict[str, Any]:
             "checkpoint_bytes": engine.ledger.checkpoints.nbytes,
             "most_bytes": scheduler.offload_store.max_bytes,
         },
+        "disk": asdict(scheduler.disk_cache.usage) if scheduler.disk_cache else None,
         "running": load.n_running,
         "waiting": load.n_waiting,
         "preempted": load.n_preempted,

@@ -30,7 +30,14 @@ async def show_metrics(service: Service, request: Request) -> Response:
 def _read_gauges(runner: Runner) -> LiveGauges:
     ledger = runner.engine.ledger
     saved = sum(map(len, ledger.tokens)) - ledger.used_cells
-    return LiveGauges(runner.engine.stats, runner.kv_report(), saved, resident_memory())
+    disk_cache = runner.engine.scheduler.disk_cache
+    return LiveGauges(
+        runner.engine.stats,
+        runner.kv_report(),
+        saved,
+        resident_memory(),
+        disk=disk_cache.usage if disk_cache else None,
+    )
 
 
 ROUTES = (Route("/metrics", show_metrics),)

@@ -1,0 +1,424 @@
+"""States on disk: a new runner reads what an earlier one has computed, and goes on whatever is wrong
+with the folder.
+"""
+
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmcli import atomic_files
+from llmcli.errors import UserError
+from llmcli.runtime.disk_cache import disk_cache as disk_cache_module
+from llmcli.runtime.disk_cache.disk_cache import DiskCache
+from llmcli.runtime.open_disk_cache import open_disk_cache
+from llmcli.runtime.requests.request import Answer, Request, RunOptions
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.sampling import default_sampling
+from tests.fixtures.full_disk import full_disk
+from tests.quant import tiny_gguf
+
+GREEDY = default_sampling().with_values({"temp": 0})
+QUOTA = 1 << 30
+PROMPT = tuple(random.Random(0).choices(range(3, 200), k=120))
+N_SAVED = 112  # tokens of its full blocks
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.mamba(tmp_path_factory.mktemp("mamba") / "m.gguf")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@contextmanager
+def opened(
+    model: Path,
+    folder: Path,
+    quota: int = QUOTA,
+    log: list[str] | None = None,
+    slots: int = 2,
+    **options: str,
+) -> Iterator[tuple[Runner, DiskCache]]:
+    """Open a runner with a cache in `folder`. `log`: gets the lines that are reported."""
+    settings = {"ctx_size": 512, "threads": 1, "gemm": "ggml", **options}
+    lines = [] if log is None else log
+    with open_runner(model, RunOptions(**settings), slots=slots) as runner:  # type: ignore[arg-type]
+        runner.engine.schedule = replace(runner.engine.schedule, host_bytes=1 << 28)
+        with open_disk_cache(runner, folder, quota, lines.append):
+            cache = runner.engine.scheduler.disk_cache
+            assert cache is not None
+            yield runner, cache
+            runner.engine.check()
+
+
+def answer(runner: Runner, tokens: tuple[int, ...], count: int = 4, client: str = "") -> Answer:
+    request = Request(tokens, GREEDY, count, ignore_eos=True, client=client)
+    reply = runner.reply(request)
+    list(reply)
+    return reply.answer
+
+
+def ids(found: Answer) -> tuple[int, ...]:
+    return tuple(token.id for token in found.tokens)
+
+
+def save(cache: DiskCache) -> None:
+    """Write all that is to be saved."""
+    cache.flush(60)
+    cache.writer.close(60)
+    assert not cache.writer.nbytes
+
+
+def fill(model: Path, folder: Path, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
+    """Save the state of an answer, and return the answer."""
+    with opened(model, folder) as (runner, cache):
+        found = ids(answer(runner, prompt))
+        save(cache)
+    return found
+
+
+def states(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.kv"))
+
+
+def test_a_prompt_is_read_from_disk_after_a_restart(stories_gguf: Path, folder: Path) -> None:
+    first = fill(stories_gguf, folder)
+    assert len(states(folder)) == 1
+    with opened(stories_gguf, folder) as (runner, cache):
+        again = answer(runner, PROMPT)
+        assert (ids(again), again.cached_tokens, again.disk_tokens) == (first, N_SAVED, N_SAVED)
+        third = answer(runner, PROMPT)  # now in memory
+        assert (ids(third), third.cached_tokens, third.disk_tokens) == (first, 119, 0)
+        save(cache)
+        assert (cache.usage.read_tokens, cache.usage.written_bytes) == (N_SAVED, 0)
+    assert all(path.stat().st_mode & 0o77 == 0 for path in [*states(folder), *folder.glob("*/")])
+
+
+@pytest.mark.parametrize(("before", "after"), [("on", "off"), ("off", "on")])
+def test_cells_are_usable_with_and_without_flash_attention(
+    stories_gguf: Path, folder: Path, before: str, after: str
+) -> None:
+    with opened(stories_gguf, folder, flash_attn=before) as (runner, cache):
+        first = ids(answer(runner, PROMPT, 8))
+        save(cache)
+    with opened(stories_gguf, folder, flash_attn=after) as (runner, _):
+        again = answer(runner, PROMPT, 8)
+    assert (ids(again), again.disk_tokens) == (first, N_SAVED)
+
+
+def test_a_turn_adds_its_tokens_only_and_branches_share_their_beginning(
+    stories_gguf: Path, folder: Path
+) -> None:
+    fill(stories_gguf, folder)
+    size = states(folder)[0].stat().st_size
+    other = (*PROMPT[:80], *range(3, 103))
+    with opened(stories_gguf, folder) as (runner, cache):
+        turn = (*PROMPT, *range(3, 83))  # 200 tokens
+        assert answer(runner, turn).disk_tokens == N_SAVED
+        branch = answer(runner, other)
+        assert (branch.cached_tokens, branch.disk_tokens) == (80, 0)
+        save(cache)
+    sizes = [path.stat().st_size for path in states(folder)]
+    assert len(sizes) == 3
+    assert max(size_ for size_ in sizes if size_ != size) < size  # neither repeats the beginning
+    with opened(stories_gguf, folder) as (runner, _):
+        assert answer(runner, (*turn, 7, 8, 9)).disk_tokens >= 192
+        # the pool has the first 80 tokens now, and only the rest is read
+        branch = answer(runner, (*other, 7))
+        assert (branch.cached_tokens, branch.disk_tokens) == (176, 96)
+
+
+def test_running_answers_do_not_wait_for_a_state(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        import threading
+
+        is_released, read = threading.Event(), cache.folder.read
+
+        def wait(name: str, n_vocab: int) -> object:
+            assert is_released.wait(60)
+            return read(name, n_vocab)
+
+        monkeypatch.setattr(cache.folder, "read", wait)
+        engine = runner.engine
+        running = engine.submit(Request((5, 6, 7), GREEDY, 40, ignore_eos=True))
+        engine.step()
+        reading = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
+        events = [event for _ in range(20) for event in engine.step()]
+        assert len(events) >= 20
+        assert {event.sequence for event in events} == {running}
+        is_released.set()
+        while engine.is_busy:
+            engine.step()
+        found = engine.pop_answer(reading)
+        assert (ids(found), found.disk_tokens) == (first, N_SAVED)
+
+
+def test_two_processes_use_one_folder(stories_gguf: Path, folder: Path) -> None:
+    with (
+        opened(stories_gguf, folder) as (runner, cache),
+        opened(stories_gguf, folder) as (other_runner, other),
+    ):
+        first = ids(answer(runner, PROMPT))
+        save(cache)
+        found = answer(other_runner, PROMPT)
+        assert (ids(found), found.disk_tokens) == (first, N_SAVED)
+        save(other)
+        assert other.usage.written_bytes == 0
+    assert len(states(folder)) == 1
+
+
+def test_clients_that_share_nothing_share_no_files(stories_gguf: Path, folder: Path) -> None:
+    for client, expected in (("a", 0), ("b", 0), ("a", N_SAVED)):
+        with opened(stories_gguf, folder) as (runner, cache):
+            runner.engine.schedule = replace(runner.engine.schedule, share_prefixes=False)
+            assert answer(runner, PROMPT, client=client).disk_tokens == expected
+            save(cache)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 200, -1])
+def test_truncated_states_are_deleted(stories_gguf: Path, folder: Path, cut: int) -> None:
+    first = fill(stories_gguf, folder)
+    (path,) = states(folder)
+    path.write_bytes(path.read_bytes()[:cut])
+    check_damage(stories_gguf, folder, path, first)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.001, 0.01, 0.5, 0.999])
+def test_flipped_bits_are_noticed(stories_gguf: Path, folder: Path, place: float) -> None:
+    first = fill(stories_gguf, folder)
+    (path,) = states(folder)
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 4
+    path.write_bytes(data)
+    check_damage(stories_gguf, folder, path, first)
+
+
+def check_damage(model: Path, folder: Path, path: Path, first: tuple[int, ...]) -> None:
+    log: list[str] = []
+    with opened(model, folder, log=log) as (runner, cache):
+        found = answer(runner, PROMPT)
+        assert (ids(found), found.cached_tokens) == (first, 0)
+        assert not path.exists()
+        assert cache.usage.damaged == 1
+        save(cache)
+        assert path.exists()  # it is written again
+    (line,) = log
+    assert path.name in line
+    with opened(model, folder) as (runner, _):
+        assert answer(runner, PROMPT).disk_tokens == N_SAVED
+
+
+def test_states_under_a_wrong_name_are_not_used(stories_gguf: Path, folder: Path) -> None:
+    first = fill(stories_gguf, folder)
+    (path,) = states(folder)
+    other = (9, *PROMPT[1:])
+    fill(stories_gguf, folder, other)
+    (foreign,) = set(states(folder)) - {path}
+    foreign.replace(path)
+    with opened(stories_gguf, folder) as (runner, cache):
+        found = answer(runner, PROMPT)
+        assert (ids(found), found.cached_tokens, cache.usage.damaged) == (first, 0, 1)
+
+
+def test_states_of_other_settings_are_not_used(stories_gguf: Path, folder: Path) -> None:
+    fill(stories_gguf, folder)
+    with opened(stories_gguf, folder, cache_type_k="f32") as (runner, cache):
+        assert answer(runner, PROMPT).cached_tokens == 0
+        assert not cache.usage.damaged
+    (path,) = states(folder)
+    (other,) = {found for found in folder.glob("*/") if found != path.parent}
+    path.replace(other / path.name)  # even if somebody moves them
+    with opened(stories_gguf, folder, cache_type_k="f32") as (runner, cache):
+        assert answer(runner, PROMPT).cached_tokens == 0
+        assert cache.usage.damaged == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no user ids")
+def test_states_of_other_users_stay_unread(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(stories_gguf, folder)
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        assert answer(runner, PROMPT).cached_tokens == 0
+        save(cache)
+    assert len(states(folder)) == 1
+    assert any("belongs to another user" in line for line in log)
+
+
+def test_the_least_recently_used_states_are_dropped(stories_gguf: Path, folder: Path) -> None:
+    fill(stories_gguf, folder)
+    (oldest,) = states(folder)
+    quota = 3 * oldest.stat().st_size + 100
+    prompts = [(number, *PROMPT[1:]) for number in range(3, 6)]
+    for prompt in prompts[:2]:
+        fill(stories_gguf, folder, prompt)
+    with opened(stories_gguf, folder, quota) as (runner, cache):
+        assert answer(runner, PROMPT).disk_tokens == N_SAVED  # used now
+        answer(runner, prompts[2])
+        save(cache)
+        assert cache.usage.dropped == 1
+        assert cache.usage.used_bytes <= quota
+    assert sum(path.stat().st_size for path in states(folder)) <= quota
+    for prompt, expected in (
+        (prompts[0], 0),
+        (PROMPT, N_SAVED),
+        (prompts[1], N_SAVED),
+        (prompts[2], N_SAVED),
+    ):
+        with opened(stories_gguf, folder, quota) as (runner, _):
+            assert answer(runner, prompt).disk_tokens == expected
+
+
+def test_a_quota_below_one_state_is_told_once(stories_gguf: Path, folder: Path) -> None:
+    log: list[str] = []
+    with opened(stories_gguf, folder, 1000, log) as (runner, cache):
+        answer(runner, PROMPT)
+        answer(runner, (9, *PROMPT))
+        save(cache)
+        assert cache.usage.failed == 2
+    assert len([line for line in log if "--cache-dir-size" in line]) == 1
+    assert not states(folder)
+
+
+def test_a_full_disk_stops_no_answer(stories_gguf: Path, folder: Path) -> None:
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        first = ids(answer(runner, PROMPT))
+        with full_disk(1000):
+            save(cache)
+        assert ids(answer(runner, PROMPT)) == first
+        assert cache.usage.failed == 1
+    assert len(log) == 1
+    assert "goes on without saving states" in log[0]
+    assert not list(folder.glob("*/*.kv")) + list(folder.glob("*/.*.part"))
+
+
+def test_a_read_only_folder_is_read(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+
+    def refuse(path: Path, permissions: int = 0) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(atomic_files, "create_temporary", refuse)
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        found = answer(runner, PROMPT)
+        assert (ids(found), found.disk_tokens) == (first, N_SAVED)
+        answer(runner, (9, *PROMPT))
+        save(cache)
+        assert cache.usage.failed == 1
+    assert len(log) == 1
+    assert os.strerror(errno.EROFS) in log[0]
+
+
+def test_a_folder_that_cannot_be_made_is_told(stories_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    log: list[str] = []
+    with opened(stories_gguf, tmp_path / "file" / "cache", log=log) as (runner, cache):
+        assert len(answer(runner, PROMPT).tokens) == 4
+        save(cache)
+    assert len(log) == 1
+    assert "cannot write" in log[0]
+
+
+def test_a_folder_that_is_removed_is_made_again(stories_gguf: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "cache"
+    fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        cache.index.refresh()
+        shutil.rmtree(folder)
+        assert answer(runner, PROMPT).cached_tokens == 0
+        save(cache)
+    assert len(states(folder)) == 1
+    assert len(list(folder.glob("*/model.json"))) == 1
+
+
+@pytest.mark.parametrize("make", [tiny_gguf.mamba, tiny_gguf.gemma3])
+def test_states_that_have_no_parts_are_saved_as_a_whole(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    model, folder = make(tmp_path / "m.gguf"), tmp_path / "cache"
+    with opened(model, folder) as (runner, cache):
+        first = ids(answer(runner, PROMPT))
+        fresh = ids(answer(runner, (*PROMPT, *first, 7, 8)))
+    with opened(model, folder) as (runner, cache):
+        answer(runner, PROMPT)
+        save(cache)
+    assert [path.name.split(".")[1] for path in states(folder)] == ["whole"]
+    with opened(model, folder) as (runner, _):
+        turn = answer(runner, (*PROMPT, *first, 7, 8))
+        assert ids(turn) == fresh
+        assert turn.disk_tokens == len(PROMPT) + len(first) - 1
+
+
+def test_a_damaged_whole_state_is_deleted(mamba: Path, folder: Path) -> None:
+    first = fill(mamba, folder)
+    (path,) = states(folder)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    with opened(mamba, folder) as (runner, cache):
+        found = answer(runner, (*PROMPT, *first, 7))
+        assert (found.cached_tokens, cache.usage.damaged) == (0, 1)
+    assert not path.exists()
+
+
+def test_a_state_that_is_slower_to_read_than_to_compute_is_not_read(
+    stories_gguf: Path, folder: Path
+) -> None:
+    fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        cache._byte_seconds = 1.0
+        cache.store.costs.token_seconds = 0.001
+        assert answer(runner, PROMPT).cached_tokens == 0
+
+
+def test_the_queue_of_the_writer_is_bounded(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_cache_module, "MAX_QUEUED_BYTES", 1)
+    monkeypatch.setattr(disk_cache_module, "PART_TOKENS", 16)
+    with opened(stories_gguf, folder) as (runner, cache):
+        answer(runner, PROMPT)
+        most, enqueue = 0, cache.writer.enqueue
+
+        def watch(job: disk_cache_module.WriteJob) -> None:
+            nonlocal most
+            enqueue(job)
+            most = max(most, cache.store.other_bytes())
+
+        monkeypatch.setattr(cache.writer, "enqueue", watch)
+        save(cache)
+        # a slot that is read as a whole is one part; otherwise each part waits for the one before
+        assert most <= cache.usage.written_bytes // max(1, len(states(folder))) + 4096
+    with opened(stories_gguf, folder) as (runner, _):
+        assert answer(runner, PROMPT).disk_tokens == N_SAVED
+
+
+def test_the_reproducible_mode_has_no_cache_on_disk(stories_gguf: Path, folder: Path) -> None:
+    with open_runner(stories_gguf, RunOptions(ctx_size=64, threads=1)) as runner:
+        runner.options = replace(runner.options, reproducible=True)
+        with (
+            pytest.raises(UserError, match="--reproducible"),
+            open_disk_cache(runner, folder, QUOTA, print),
+        ):
+            pass
