@@ -62,7 +62,9 @@ class EmbeddingQueue:
             embedder = await self.embedder()
             async with self._turns.turn(client):
                 embedder.check_texts(texts)
-                await self._call(partial(open_embedding_context, bridge.runner, max(map(len, texts))), 503)
+                await self._call(
+                    partial(open_embedding_context, bridge.runner, max(map(len, texts))), 503
+                )
                 groups = list(embedder.groups(texts))
             jobs: list[EmbeddingJob] = []
             for group in groups:
