@@ -50,7 +50,7 @@ def _print_summary(chat: ChatSession) -> None:
             else "none: messages are plain text",
         ),
         ("system", chat.conversation.system or "-"),
-        ("turns", str(len(chat.conversation.messages) // 2)),
+        ("turns", str(len(chat.conversation.tree.current_path()))),
     ]
     chat.ui.table(("", ""), rows)
 

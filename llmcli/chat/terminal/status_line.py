@@ -63,6 +63,7 @@ def _count_tokens(chat: ChatSession) -> int:
         template,
         template and template.reasoning,
         chat.conversation.system,
+        chat.tools and chat.tools.offered_names,
         *(message.content for message in chat.conversation.sent_messages),
     )
     if chat.counted_tokens[0] != key:
