@@ -1,7 +1,7 @@
 """Opens the tools of a chat as the options of `chat` and `run` ask for them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from llmcli.chat.tools.chat_tools import AskUser, ChatTools
 from llmcli.chat.tools.tool_request import ToolRequest
@@ -38,10 +38,9 @@ def open_tools(
             f"offline: the tool server {remote[0]} is on another machine",
             hint='leave out --offline, or add "disabled": true to it',
         )
-    pool = ToolServers(servers, limits)
-    with ui.status(f"starting the tool servers of {path.name} …"):
-        pool.__enter__()
-    with pool:
+    with ExitStack() as stack:
+        with ui.status(f"starting the tool servers of {path.name} …"):
+            pool = stack.enter_context(ToolServers(servers, limits))
         failed = [state for state in pool.states if state.state != "ready"]
         for state in failed:
             ui.warn(f"tool server {state.server.name}: {state.problem}")

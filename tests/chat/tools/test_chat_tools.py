@@ -14,6 +14,8 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation import history, saved_chats
 from llmcli.chat.conversation.session_log import SessionLog
 from llmcli.chat.tools.chat_tools import AskUser, ChatTools
+from llmcli.chat.tools.open_tools import open_tools
+from llmcli.chat.tools.tool_request import ToolRequest
 from llmcli.errors import UserError
 from llmcli.tool_servers.limits import ToolLimits
 from llmcli.tool_servers.server_file import ToolServer
@@ -262,3 +264,26 @@ def test_a_server_that_dies_does_not_end_the_chat(open_chat: Open) -> None:
     answer = input_loop.handle_line(chat, "go")
     assert answer and answer.text == "I could not."
     assert "signal 9" in chat.conversation.messages[2].content
+
+
+def test_the_options_open_and_close_the_servers(
+    tmp_path: Path, make_chat: Callable[..., ChatSession], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = make_chat()
+    servers = {
+        name: {"command": sys.executable, "args": [tool_server.__file__, name]}
+        for name in ("honest", "exits_at_once")
+    }
+    file = tmp_path / "servers.json"
+    file.write_text(json.dumps({"mcpServers": servers}))
+    request = ToolRequest(str(file), ["honest/*"])
+    with open_tools(request, chat.config, chat.ui, None) as tools:
+        assert tools and tools.allowances["add"] == "allow"
+    assert "tool server exits_at_once: it ended with exit code 3" in capsys.readouterr().err
+    assert {state.state for state in tools.servers.states} == {"ended"}
+    wrong = ToolRequest(str(file), ["nope"])
+    with (
+        pytest.raises(UserError, match="there is no tool 'nope'"),
+        open_tools(wrong, chat.config, chat.ui, None),
+    ):
+        pass
