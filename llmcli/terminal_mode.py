@@ -36,6 +36,18 @@ def set_quit_key(mode: list[Any], key: bytes) -> None:
     termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, changed)
 
 
+def enable_echo(mode: list[Any]) -> None:
+    """Make the terminal show the keys that the user types. `mode`: its current mode."""
+    shown_mode = [*mode]
+    shown_mode[LOCAL_MODES_INDEX] |= termios.ECHO
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, shown_mode)
+
+
+def discard_input() -> None:
+    """Discard the keys that were typed and not read yet."""
+    termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
 def restore_mode(mode: list[Any]) -> None:
     """Set the terminal to `mode`, which `read_mode` returned. Do nothing if it is closed."""
     with suppress(termios.error):

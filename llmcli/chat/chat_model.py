@@ -6,16 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcli.chat.context_overflow import PromptSource
 from llmcli.chat.display.display_settings import DisplaySettings
+from llmcli.chat.tools.chat_tools import ChatTools
 from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.reasoning import ThinkingTags
-from llmcli.types import Event
+from llmcli.types import Event, Message
+
+if TYPE_CHECKING:
+    from llmcli.chat.tools.call_filter import CallFilter
 
 
 class ModelChoices(Protocol):
@@ -51,6 +55,7 @@ class ChatState(PromptSource, Protocol):
     opened_tags: ThinkingTags | None
     last_answer: Answer | None
     counted_tokens: tuple[tuple[object, ...], int]
+    tools: ChatTools | None
 
     def conversation_tokens(self) -> tuple[int, ...]:
         """Return the tokens of all turns that are still sent, without a new message."""
@@ -144,6 +149,18 @@ class ChatModel(ABC):
         """Start `count` answers to the message `text` after the conversation, and set
         `chat.opened_tags`. Raises UserError if the message cannot be sent.
         """
+
+    @abstractmethod
+    def encode_messages(
+        self, chat: ChatState, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Return the tokens of a conversation, which offers the tools of the chat. Only if the model
+        has a chat template. Raises UserError if the template cannot render it.
+        """
+
+    @abstractmethod
+    def open_call_filter(self, chat: ChatState) -> "CallFilter | None":
+        """Return the filter for the answer to the last prompt; None if it offers no tools."""
 
     @abstractmethod
     def build_document(self, chat: ChatState, answer: Answer) -> dict[str, Any]:

@@ -6,8 +6,8 @@ The commands `chat` and `run` and all REPL commands use it. It reads no input (i
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from llmcli.chat import context_overflow
 from llmcli.chat.chat_model import ChatModel, ChatReply, ModelChoices
@@ -20,10 +20,12 @@ from llmcli.chat.conversation.answer import (
 )
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.conversation.session_log import NoSessionLog
+from llmcli.chat.conversation.tool_steps import ToolStep, build_step_records, step_messages
 from llmcli.chat.conversation.totals import SessionTotals
 from llmcli.chat.display.answer_formatter import open_formatter
 from llmcli.chat.display.display_settings import DisplaySettings
 from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.chat.tools.chat_tools import ChatTools
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer
@@ -31,6 +33,9 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Event, Message
 from llmcli.ui import UI
+
+if TYPE_CHECKING:
+    from llmcli.chat.tools.call_filter import CallFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,9 @@ class ChatSession:
     - `saved_name`: name under which the conversation was saved or loaded; "" for none.
     - `should_exit`: set by a command to end the input loop.
     - `opened_tags`: the thinking tags that are open at the end of the last prompt, or None.
-    - `counted_tokens`: cache of status_line.py: what was counted, and its number of tokens.
+    - `counted_tokens`: cache of LocalModel: what was counted, and its number of tokens.
+    - `tools`: the tools that the model may call; None without tools.
+    - `last_steps`: the calls of tools before the last answer.
     - `can_prefill`: whether a command can set `next_draft`, the text that the next input line
       begins with.
     """
@@ -102,7 +109,11 @@ class ChatSession:
     can_prefill: bool = False
     next_draft: str = ""
     reasoning_budget: int | None = None
+    tools: ChatTools | None = None
+    last_steps: tuple[ToolStep, ...] = ()
     _warned: set[str] = field(default_factory=set)
+    # the calls of tools for the question that is being answered
+    _open_steps: tuple[ToolStep, ...] = ()
 
     @property
     def runner(self) -> Runner:
@@ -111,12 +122,14 @@ class ChatSession:
 
     def ask(self, text: str, writer: StreamWriter) -> Answer:
         """Send the message `text`, pass the answer to `writer` as it is generated, and add both to
-        the conversation as a new turn.
+        the conversation as a new turn. While the model calls tools, call them and let it go on.
 
         Raises UserError if the prompt cannot be built or does not fit into the context. The
-        conversation is then unchanged, and the message is in `pending_message`.
+        conversation is then unchanged, and the message is in `pending_message`. But if a tool has
+        been called, what it did is kept as a turn that was stopped.
         """
         conversation, dropped = self.conversation, set(self.conversation.tree.dropped)
+        self.last_steps = ()
         try:
             reply = self._start_reply(text)
         except BaseException:
@@ -136,20 +149,21 @@ class ChatSession:
             }
         )
         try:
-            writer.begin_answer(self.opened_tags)
-            for event in reply:
-                writer.write_event(event)
+            answer = self._generate(text, reply, writer)
         except BaseException:
-            self.log.record_unanswered()
+            if self._open_steps:
+                self._keep_steps(text)
+            else:
+                self.log.record_unanswered()
             raise
         finally:
-            writer.close()
-        answer, answer_text = reply.answer, self._set_last_answer(reply.answer)
-        self.totals.add_answer(answer, answer_text.n_thinking_chars)
-        context_overflow.record_dropped_turns(self, answer.overflow_stats)
+            self.last_steps, self._open_steps = self._open_steps, ()
+        answer_text = self.last_text
         document = self.build_document(answer, answer_text)
-        if answer.tokens or answer.finish != "cancelled":
-            conversation.add_turn(text, answer_text.full, answer.finish, answer.n_generated)
+        if answer.tokens or answer.finish != "cancelled" or self.last_steps:
+            conversation.add_turn(
+                text, answer_text.full, answer.finish, answer.n_generated, self.last_steps
+            )
             self.pending_message = None
             document |= {
                 "node": conversation.tree.current_turn,
@@ -164,6 +178,68 @@ class ChatSession:
         """
         self.pending_message = text
         return self.model.start_reply(self, text, count)
+
+    def _generate(self, text: str, reply: ChatReply, writer: StreamWriter) -> Answer:
+        """Generate the answer to the message `text`, whose first part is `reply`. The calls of tools
+        are in `_open_steps`.
+        """
+        while True:
+            call_filter = self.model.open_call_filter(self)
+            try:
+                writer.begin_answer(self.opened_tags)
+                for event in reply:
+                    shown = call_filter.feed(event.text) if call_filter else event.text
+                    writer.write_event(event._replace(text=shown))
+                if call_filter:
+                    writer.write_event(Event(0, None, call_filter.finish()))
+            finally:
+                writer.close()
+            answer, answer_text = reply.answer, self._set_last_answer(reply.answer)
+            self.totals.add_answer(answer, answer_text.n_thinking_chars)
+            context_overflow.record_dropped_turns(self, answer.overflow_stats)
+            if not call_filter or not self._runs_calls(answer, call_filter):
+                return answer
+            self._run_calls(call_filter)
+            reply = self._start_reply(text)
+
+    def _runs_calls(self, answer: Answer, call_filter: "CallFilter") -> bool:
+        """Return whether the calls of an answer are made. A note says why they are not."""
+        assert self.tools
+        if not call_filter.calls or answer.finish == "cancelled":
+            return False
+        names = ", ".join(call.name for call in call_filter.calls)
+        if answer.finish != "stop":
+            self.ui.note(f"not called: {names[:200]}, because the answer is not complete")
+            return False
+        if len(self._open_steps) >= self.tools.max_rounds:
+            self.ui.note(
+                f"not called: {names[:200]}, because the answer has called tools "
+                f"{self.tools.max_rounds} times, which is the limit (--tool-rounds)"
+            )
+            return False
+        return True
+
+    def _run_calls(self, call_filter: "CallFilter") -> None:
+        """Make the calls of an answer, and add them to `_open_steps`, also if one is stopped."""
+        assert self.tools
+        step = ToolStep(call_filter.plain_thinking, call_filter.content.strip(), ())
+        earlier = self._open_steps
+        for record in self.tools.run_calls(call_filter.calls, lambda: self.should_exit):
+            step = replace(step, calls=(*step.calls, record))
+            self._open_steps = (*earlier, step)
+
+    def _keep_steps(self, text: str) -> None:
+        """Add the turn of a message whose answer was stopped after calls of tools."""
+        conversation = self.conversation
+        conversation.add_turn(text, "", "cancelled", 0, self._open_steps)
+        self.pending_message = None
+        document = {
+            "text": "",
+            "finish": "cancelled",
+            "tool_steps": build_step_records(self._open_steps),
+            "node": conversation.tree.current_turn,
+        }
+        self.log.record_answer(document, conversation)
 
     def with_attachments(self, text: str) -> str:
         """Return the attached files' texts followed by `text`, and clear the attachments."""
@@ -207,10 +283,13 @@ class ChatSession:
         text, split into thinking and content.
         """
         split_text = {"thinking": text.thinking, "content": text.content} if text.thinking else {}
+        steps = build_step_records(self.last_steps)
         return {
             **self.model.build_document(self, answer),
             **split_text,
             **self.constraint_json(answer),
+            **({"tools": list(self.tools.offered_names)} if self.tools else {}),
+            **({"tool_steps": steps} if steps else {}),
         }
 
     def is_complete(self, answer: Answer) -> bool:
@@ -232,10 +311,17 @@ class ChatSession:
         """
         if self.runner.template is None:
             return self.runner.encode_text(self._plain_prompt(text, skip))
-        return self.runner.encode_chat(
+        turns = self.conversation.sent_turn_messages[skip:]
+        steps = [step_messages(step, with_thinking=True) for step in self._open_steps]
+        return self.model.encode_messages(
+            self,
             self.template_messages(
-                [*self.conversation.sent_messages[2 * skip :], Message("user", text)]
-            )
+                [
+                    *(message for messages in turns for message in messages),
+                    Message("user", text),
+                    *(message for messages in steps for message in messages),
+                ]
+            ),
         )
 
     def conversation_tokens(self) -> tuple[int, ...]:
@@ -250,8 +336,8 @@ class ChatSession:
                 self._plain_system_text() + "\n".join(self._plain_turns())
             )
         try:
-            return self.runner.encode_chat(
-                self.template_messages(messages), add_generation_prompt=False
+            return self.model.encode_messages(
+                self, self.template_messages(messages), add_generation_prompt=False
             )
         except UserError:  # the template requires a question at the end
             return ()
@@ -268,7 +354,7 @@ class ChatSession:
             )
         try:
             first, second = (
-                self.runner.encode_chat(self.template_messages([Message("user", probe)]))
+                self.model.encode_messages(self, self.template_messages([Message("user", probe)]))
                 for probe in ("a", "b")
             )
         # The template requires longer or several messages. Sending a message will report the error.
@@ -287,20 +373,24 @@ class ChatSession:
         """Return for each sent turn the number of tokens from the start of the conversation to the
         end of the turn. Empty if the template cannot render the turns.
         """
-        counts = []
-        for count in range(2, len(self.conversation.sent_messages) + 1, 2):
+        counts: list[int] = []
+        sent: list[Message] = []
+        for turn, turn_messages in enumerate(self.conversation.sent_turn_messages, 1):
+            sent += turn_messages
             if self.runner.template is None:
                 counts.append(
                     len(
                         self.runner.encode_text(
-                            self._plain_system_text() + "\n".join(self._plain_turns()[: count // 2])
+                            self._plain_system_text() + "\n".join(self._plain_turns()[:turn])
                         )
                     )
                 )
                 continue
             try:
-                messages = self.template_messages(self.conversation.sent_messages[:count])
-                counts.append(len(self.runner.encode_chat(messages, add_generation_prompt=False)))
+                messages = self.template_messages(sent)
+                counts.append(
+                    len(self.model.encode_messages(self, messages, add_generation_prompt=False))
+                )
             except UserError:  # the template requires a question at the end
                 return []
         return counts
@@ -355,8 +445,5 @@ class ChatSession:
         """Return each sent turn as one text, in which the answer directly follows the question, as
         the model has continued it.
         """
-        contents = [message.content for message in self.conversation.sent_messages]
-        return [
-            question + answer
-            for question, answer in zip(contents[::2], contents[1::2], strict=True)
-        ]
+        turns = self.conversation.sent_turn_messages
+        return [messages[0].content + messages[-1].content for messages in turns]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcli.chat import constraint_report, context_overflow, kv_states
 from llmcli.chat.chat_model import ChatModel, ChatReply, ChatState, ContextUse
@@ -15,7 +15,13 @@ from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import find_setting, sampling_settings
 from llmcli.runtime.text.reasoning import ThinkingTags
+from llmcli.types import Message
 from llmcli.units import format_size
+
+if TYPE_CHECKING:
+    from llmcli.api.conversation.tools import ToolSet
+    from llmcli.api.tool_calls.base import ToolCallFormat
+    from llmcli.chat.tools.call_filter import CallFilter
 
 
 class LocalModel(ChatModel):
@@ -26,6 +32,8 @@ class LocalModel(ChatModel):
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
+        self._call_format: ToolCallFormat | None = None  # of the last prompt
+        self._shows_call_marks = False
 
     def require_runner(self) -> Runner:
         return self.runner
@@ -113,6 +121,48 @@ class LocalModel(ChatModel):
             else None,
         )
 
+    def encode_messages(
+        self, chat: ChatState, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        tools, template = self._tool_set(chat), self.runner.template
+        self._call_format = None
+        if tools is None and not any(message.template_fields for message in messages):
+            return self.runner.encode_chat(messages, add_generation_prompt=add_generation_prompt)
+        assert template is not None
+        from llmcli.api.conversation.conversation_text import render_conversation
+        from llmcli.api.conversation.tools import NO_TOOLS
+
+        rendered = render_conversation(
+            template, messages, tools or NO_TOOLS, add_generation_prompt=add_generation_prompt
+        )
+        self._call_format = rendered.call_format
+        return self.runner.encode_prompt(rendered.text)
+
+    def open_call_filter(self, chat: ChatState) -> "CallFilter | None":
+        tools = self._tool_set(chat)
+        if tools is None or self._call_format is None:
+            return None
+        from llmcli.chat.tools.call_filter import CallFilter
+
+        return CallFilter(chat.opened_tags, self._call_format, tools)
+
+    def _tool_set(self, chat: ChatState) -> "ToolSet | None":
+        """Return the tools that prompts offer to the model; None if there are none. With a grammar
+        or schema an answer cannot call tools, and without a chat template no model can.
+        """
+        if chat.tools is None or not chat.tools.offered_names:
+            return None
+        if self.runner.template is None or chat.conversation.constraint is not None:
+            reason = "a grammar or schema" if self.runner.template else "a model without a template"
+            chat.warn_once(f"with {reason}, tools are not offered")
+            return None
+        if not self._shows_call_marks:
+            from llmcli.api.tool_calls import call_marks  # would delay the start if imported above
+
+            self.runner.show_control_tokens(call_marks())
+            self._shows_call_marks = True
+        return chat.tools.tool_set()
+
     def build_document(self, chat: ChatState, answer: Answer) -> dict[str, Any]:
         return answer_report.build_document(self.runner, chat.name, chat.file_bytes, answer)
 
@@ -184,6 +234,8 @@ class LocalModel(ChatModel):
             template,
             template and template.reasoning,
             chat.conversation.system,
+            chat.conversation.constraint is None,
+            chat.tools and chat.tools.offered_names,
             *(message.content for message in chat.conversation.sent_messages),
         )
         if chat.counted_tokens[0] != key:

@@ -77,7 +77,9 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunReceipt:
-    """A document of `run --json`, as far as a replay needs it."""
+    """A document of `run --json`, as far as a replay needs it. `tools`: the names of the tools
+    that the model could call.
+    """
 
     model: RecordedModel
     tokens: tuple[RecordedToken, ...]
@@ -86,6 +88,7 @@ class RunReceipt:
     machine: Mapping[str, str]
     request: RecordedRequest
     samples: tuple[RecordedSample, ...] = ()
+    tools: tuple[str, ...] = ()
 
     @property
     def flags(self) -> dict[str, FlagValue]:

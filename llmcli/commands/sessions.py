@@ -93,7 +93,13 @@ def show(name: Name, json: Json = False) -> None:
         ui.text(f"\n[system] {conversation.system}")
     for number in path:
         mark = " [cut]" if tree[number].is_stopped else ""
-        ui.text(f"\n>>> {tree[number].question}\n\n{tree[number].answer}{mark}")
+        ui.text(f"\n>>> {tree[number].question}")
+        for step in tree[number].steps:
+            if step.text:
+                ui.text(f"\n{step.text}")
+            for call in step.calls:
+                ui.text(f"\n[{call.name}({call.arguments})]\n{call.result}")
+        ui.text(f"\n{tree[number].answer}{mark}")
     if n_others := len(tree.turns) - len(path):
         ui.note(
             f"{format_count(n_others, 'turn')} on other branches: chat --resume {item.name}, then /tree"

@@ -24,7 +24,9 @@ def copy_answer(chat: ChatSession, argument: str) -> None:
             hint="use /copy alone; /export md FILE writes all answers",
         )
     answers = [
-        message.content for message in chat.conversation.messages if message.role == "assistant"
+        message.content
+        for message in chat.conversation.messages
+        if message.role == "assistant" and not message.template_fields
     ]
     if not answers:
         raise UserError("there is no answer yet", hint="ask something first")

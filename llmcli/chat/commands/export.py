@@ -8,6 +8,7 @@ from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.paths import complete_path, parse_path
 from llmcli.errors import UserError
+from llmcli.types import Message
 from llmcli.ui import escape_controls
 
 
@@ -39,7 +40,7 @@ def export_conversation(chat: ChatSession, argument: str) -> None:
         )
     # Only the user may read the file.
     write_atomically(path, (text + "\n").encode("utf-8", "replace"), mode=0o600)
-    chat.ui.text(f"wrote {len(chat.conversation.messages) // 2} turns to {path}")
+    chat.ui.text(f"wrote {len(chat.conversation.tree.current_path())} turns to {path}")
 
 
 def _format_markdown(chat: ChatSession) -> str:
@@ -50,8 +51,17 @@ def _format_markdown(chat: ChatSession) -> str:
         parts.append(f"## System\n\n{conversation.system}")
     for index, message in enumerate(conversation.messages):
         mark = "\n\n*(stopped here)*" if index in conversation.stopped_indices else ""
-        parts.append(f"## {message.role.capitalize()}\n\n{message.content.strip()}{mark}")
+        body = "\n\n".join(filter(None, (message.content.strip(), *_describe_calls(message))))
+        if message.role == "tool":  # a result cannot end the block: its lines are indented
+            body = "\n".join(f"    {line}" for line in message.content.split("\n"))
+        parts.append(f"## {message.role.capitalize()}\n\n{body}{mark}")
     return escape_controls("\n\n".join(parts))
+
+
+def _describe_calls(message: Message) -> list[str]:
+    """Return a line for each call of tools in a message."""
+    functions = [call["function"] for call in message.template_fields.get("tool_calls", ())]
+    return [f"    {function['name']}({function['arguments']})" for function in functions]
 
 
 def _format_json(chat: ChatSession) -> str:
@@ -64,6 +74,7 @@ def _format_json(chat: ChatSession) -> str:
         {
             "role": message.role,
             "content": message.content,
+            **message.template_fields,
             **({"cut": True} if index in conversation.stopped_indices else {}),
         }
         for index, message in enumerate(conversation.messages)

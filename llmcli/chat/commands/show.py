@@ -34,7 +34,7 @@ def _print_summary(chat: ChatSession) -> None:
     rows = [
         *chat.model.summary_rows(chat.name),
         ("system", chat.conversation.system or "-"),
-        ("turns", str(len(chat.conversation.messages) // 2)),
+        ("turns", str(len(chat.conversation.tree.current_path()))),
     ]
     chat.ui.table(("", ""), rows)
 

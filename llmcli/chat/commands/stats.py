@@ -103,6 +103,9 @@ def _token_rows(chat: ChatSession) -> list[tuple[str, str]]:
     questions = sum(
         _count_tokens(chat, message.content) for message in messages if message.role == "user"
     )
+    tools = sum(
+        _count_tokens(chat, message.content) for message in messages if message.role == "tool"
+    )
     texts = [split_answer(message.content) for message in messages if message.role == "assistant"]
     answers = sum(_count_tokens(chat, text.content) for text in texts)
     thinking = sum(_count_tokens(chat, text.thinking) for text in texts)
@@ -110,7 +113,8 @@ def _token_rows(chat: ChatSession) -> list[tuple[str, str]]:
         ("before the first message", prefix),
         ("questions", questions),
         ("answers", answers),
-        ("template, between messages", total - prefix - questions - answers),
+        *([("results of tools", tools)] if tools else []),
+        ("template, between messages", total - prefix - questions - answers - tools),
     ]
     rows.append((f"total, of {chat.runner.n_ctx}", total))
     if thinking:

@@ -1,6 +1,6 @@
 """Splits the text of an answer into the model's thinking and the content after it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmcli.runtime.text.reasoning import ThinkingTags, split_thinking
 from llmcli.types import Message
@@ -46,4 +46,4 @@ def without_thinking(message: Message) -> Message:
     if message.role != "assistant":
         return message
     thought, content = split_thinking(message.content)
-    return Message("assistant", content) if thought else message
+    return replace(message, content=content) if thought else message

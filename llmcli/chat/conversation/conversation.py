@@ -2,8 +2,10 @@
 model and prints nothing.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
+from llmcli.chat.conversation.tool_steps import ToolStep, step_messages
 from llmcli.chat.conversation.turn_tree import TurnTree
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
@@ -43,31 +45,48 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """A new list of the messages up to the current turn, user and assistant alternating."""
-        return self._messages_of(self.tree.current_path())
+        """A new list of the messages up to the current turn. Each turn begins with one of the
+        user and ends with one of the assistant; between them are calls of tools and their results.
+        """
+        return [
+            message
+            for number in self.tree.current_path()
+            for message in self._turn_messages(number)
+        ]
 
     @property
     def sent_messages(self) -> list[Message]:
         """A new list of the messages of the turns that are still sent to the model."""
-        return self._messages_of(self.tree.sent_turns())
+        return [message for messages in self.sent_turn_messages for message in messages]
+
+    @property
+    def sent_turn_messages(self) -> list[list[Message]]:
+        """For each turn that is still sent to the model, its messages."""
+        return [self._turn_messages(number) for number in self.tree.sent_turns()]
 
     @property
     def stopped_indices(self) -> set[int]:
         """The indices in `messages` of the answers that the user interrupted."""
+        path = self.tree.current_path()
+        ends = itertools.accumulate(len(self._turn_messages(number)) for number in path)
         return {
-            2 * index + 1
-            for index, number in enumerate(self.tree.current_path())
-            if self.tree[number].is_stopped
+            end - 1 for number, end in zip(path, ends, strict=True) if self.tree[number].is_stopped
         }
 
-    def add_turn(self, text: str, answer: str, finish: Finish, tokens: int = 0) -> None:
+    def add_turn(
+        self,
+        text: str,
+        answer: str,
+        finish: Finish,
+        tokens: int = 0,
+        steps: tuple[ToolStep, ...] = (),
+    ) -> None:
         """Add the question `text` and its answer as a new turn after the current one. `finish`: why
         the answer ended; it was stopped if the user or an error did that. `tokens`: number of
-        tokens of the answer.
+        tokens of the answer. `steps`: the calls of tools before it.
         """
-        self.tree.add_turn(
-            text, answer, is_stopped=finish in ("cancelled", "failed"), n_tokens=tokens
-        )
+        is_stopped = finish in ("cancelled", "failed")
+        self.tree.add_turn(text, answer, is_stopped=is_stopped, n_tokens=tokens, steps=steps)
 
     def undo_turn(self) -> str | None:
         """Go back to the turn before the current one, which stays in the tree. Return the question
@@ -83,11 +102,11 @@ class Conversation:
         """Remove all turns and branches. The system text and the settings stay."""
         self.tree = TurnTree()
 
-    def _messages_of(self, numbers: list[int]) -> list[Message]:
-        """Return the questions and answers of the turns with these numbers."""
-        turns = [self.tree[number] for number in numbers]
+    def _turn_messages(self, number: int) -> list[Message]:
+        """Return the messages of the turn with this number."""
+        turn = self.tree[number]
         return [
-            message
-            for turn in turns
-            for message in (Message("user", turn.question), Message("assistant", turn.answer))
+            Message("user", turn.question),
+            *(message for step in turn.steps for message in step_messages(step)),
+            Message("assistant", turn.answer),
         ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from llmcli.chat.conversation import turn_records
 from llmcli.chat.conversation.stored_conversation import StoredConversation
+from llmcli.chat.conversation.tool_steps import parse_steps
 from llmcli.chat.conversation.turn_tree import TurnTree
 
 # The first half of a line, which is written before the answer. It ends with the field "time".
@@ -76,13 +77,17 @@ def _apply_answer(
     question, answer = record.get("prompt"), record.get("answer", record.get("text"))
     if not isinstance(question, str) or not isinstance(answer, str):
         return False
+    try:
+        steps = parse_steps(record.get("tool_steps", []))
+    except ValueError:
+        return False
     tree = stored.tree
     tree.move_to(_parent(tree, numbers, record))
     timing = record.get("timing")
     n_tokens = timing.get("generated_tokens") if isinstance(timing, dict) else 0
     cut = record.get("finish") in ("cancelled", "failed")
     tokens = n_tokens if isinstance(n_tokens, int) else 0
-    number = tree.add_turn(question, answer, is_stopped=cut, n_tokens=tokens)
+    number = tree.add_turn(question, answer, is_stopped=cut, n_tokens=tokens, steps=steps)
     if isinstance(node := record.get("node"), int):
         numbers[node] = number
     if isinstance(dropped := record.get("left"), list):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from llmcli.chat.conversation.tool_steps import ToolStep, build_step_records
 from llmcli.chat.conversation.turn_tree import Turn, TurnTree
 from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint, ConstraintKind
 from quant.json_dataclasses import decode_value, json_key, parse_object
@@ -22,13 +23,16 @@ class DamagedRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """The JSON object of a turn. `cut`: the user interrupted the answer."""
+    """The JSON object of a turn. `cut`: the user interrupted the answer. `tool_steps`: the calls of
+    tools before it.
+    """
 
     parent: int
     question: str
     answer: str
     tokens: int = 0
     cut: bool = False
+    tool_steps: tuple[ToolStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,16 @@ def parse_line(raw: bytes) -> dict[str, Any]:
 
 def build_turn_record(turn: Turn) -> dict[str, Any]:
     """Convert a turn to a JSON object. The field `cut` is present only if the user interrupted the
-    answer.
+    answer, and `tool_steps` only if it has called tools.
     """
-    record = {
+    record: dict[str, Any] = {
         "parent": turn.parent,
         "question": turn.question,
         "answer": turn.answer,
         "tokens": turn.n_tokens,
     }
+    if turn.steps:
+        record["tool_steps"] = build_step_records(turn.steps)
     return {**record, "cut": True} if turn.is_stopped else record
 
 
@@ -129,7 +135,10 @@ def add_turn(tree: TurnTree, record: Mapping[str, Any]) -> None:
     turn: TurnRecord = _decode(TurnRecord, record, "it is not a turn")
     if not 0 <= turn.parent <= len(tree.turns):
         raise DamagedRecord("its parent is not an earlier turn")
-    tree.turns.append(Turn(turn.parent, turn.question, turn.answer, turn.cut, max(0, turn.tokens)))
+    n_tokens = max(0, turn.tokens)
+    tree.turns.append(
+        Turn(turn.parent, turn.question, turn.answer, turn.cut, n_tokens, turn.tool_steps)
+    )
 
 
 def restore_position(tree: TurnTree, record: Mapping[str, Any]) -> None:

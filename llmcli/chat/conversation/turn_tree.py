@@ -8,6 +8,7 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
+from llmcli.chat.conversation.tool_steps import ToolStep
 from llmcli.errors import UserError
 
 MAIN_BRANCH = "main"
@@ -18,6 +19,7 @@ BRANCH_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 class Turn:
     """A question and its answer. `parent`: number of the turn before it, 0 for none. `is_stopped`:
     the user interrupted the answer. `n_tokens`: number of tokens of the answer, 0 if unknown.
+    `steps`: the calls of tools before the answer.
     """
 
     parent: int
@@ -25,6 +27,7 @@ class Turn:
     answer: str
     is_stopped: bool = False
     n_tokens: int = 0
+    steps: tuple[ToolStep, ...] = ()
 
 
 @dataclass(slots=True)
@@ -82,10 +85,16 @@ class TurnTree:
         ]
 
     def add_turn(
-        self, question: str, answer: str, *, is_stopped: bool = False, n_tokens: int = 0
+        self,
+        question: str,
+        answer: str,
+        *,
+        is_stopped: bool = False,
+        n_tokens: int = 0,
+        steps: tuple[ToolStep, ...] = (),
     ) -> int:
         """Add a turn after the current one and make it the current turn. Return its number."""
-        self.turns.append(Turn(self.current_turn, question, answer, is_stopped, n_tokens))
+        self.turns.append(Turn(self.current_turn, question, answer, is_stopped, n_tokens, steps))
         self.move_to(len(self.turns))
         return self.current_turn
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcli.chat.chat_model import ChatModel, ChatReply, ChatState, ContextUse
 from llmcli.chat.conversation.answer import split_answer
@@ -24,6 +24,10 @@ from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import sampling_settings
 from llmcli.runtime.text.reasoning import ThinkingTags
+from llmcli.types import Message
+
+if TYPE_CHECKING:
+    from llmcli.chat.tools.call_filter import CallFilter
 
 LIST_SECONDS = 30.0  # time limit for the list of models
 MAX_LISTED_MODELS = 20  # in an error message
@@ -172,6 +176,14 @@ class RemoteModel(ChatModel):
         body = server_request.build_request(chat, self._served.kind, text, self._reasoning)
         stream = self._client.post(f"{self._base_url}/chat/completions", encode_request(body))
         return ServerReply(stream, start, chat.conversation.sampling.seed, self.explain)
+
+    def encode_messages(
+        self, chat: ChatState, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        raise AssertionError("the tokenizer is on the server")
+
+    def open_call_filter(self, chat: ChatState) -> "CallFilter | None":
+        return None
 
     def build_document(self, chat: ChatState, answer: Answer) -> dict[str, Any]:
         return server_report.build_document(self._base_url, chat.name, _as_served(answer))

@@ -46,7 +46,9 @@ def build_request(
     ]
     document: dict[str, Any] = {
         "model": chat.name,
-        "messages": [{"role": one.role, "content": one.content} for one in messages],
+        "messages": [
+            {"role": one.role, "content": one.content, **one.template_fields} for one in messages
+        ],
         "stream": True,
         "stream_options": {"include_usage": True},
     }

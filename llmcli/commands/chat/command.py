@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli import text_input
+from llmcli.chat.tools.tool_request import ToolRequest
 from llmcli.commands.chat import server_chat
 from llmcli.commands.command_line import panels
 from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.command_line.completion import complete_models
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
+from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.run import (
     META_KEY,
     RunCommand,
@@ -25,6 +27,7 @@ from llmcli.commands.options.run import (
     parse_run_flags,
     run_command_without,
 )
+from llmcli.commands.options.tools import ToolOptions
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
 
@@ -39,10 +42,13 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 
+NO_TOOLS = ToolRequest()
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.command("chat", cls=run_command_without(["samples"]))(chat)
-    app.command("run", cls=RunCommand)(run)
+    app.command("chat", cls=run_command_without(["samples"]))(with_option_groups(chat))
+    app.command("run", cls=RunCommand)(with_option_groups(run))
 
 
 def chat(
@@ -98,6 +104,7 @@ def chat(
             rich_help_panel=panels.NETWORK,
         ),
     ] = False,
+    tools: ToolOptions = NO_TOOLS,
 ) -> None:
     """Chat with a model. Input from a pipe is read as one message per line."""
     connection = {
@@ -109,6 +116,7 @@ def chat(
     if server is None and (typed := [flag for flag, value in connection.items() if value]):
         raise UsageError(f"{typed[0]} applies to --server", hint="add --server URL")
     run_flags = parse_run_flags(ctx)
+    _check_tools(tools, run_flags)
     ref = choose_model(ref, run_flags.model)
     if run_flags.samples > 1:
         raise UsageError(
@@ -121,6 +129,7 @@ def chat(
     if server is not None:
         options = server_chat.ServerOptions(server, api_key, api_key_file, cacert, insecure)
         server_chat.check_run_flags(ctx.meta.get(META_KEY, {}))
+        server_chat.check_tools(tools)
         earlier_model = stored.model if stored else ""
         with server_chat.open_server_chat(
             options, ref, earlier_model, run_flags, config, ui
@@ -140,7 +149,9 @@ def chat(
             f"{item.name}: resumed with {ref} (with another model: "
             f"llmcli chat REF --resume {item.name})"
         )
-    with _open_chat(ref or DEFAULT_MODEL, run_flags, config, ui, is_chat=True) as chat_session:
+    with _open_chat(
+        ref or DEFAULT_MODEL, run_flags, config, ui, is_chat=True, tools=tools
+    ) as chat_session:
         is_complete = _converse(chat_session, _read_flags_prompt(run_flags), run_flags, item)
     if not is_complete:
         raise typer.Exit(1)
@@ -179,15 +190,21 @@ def run(
             rich_help_panel=panels.OUTPUT,
         ),
     ] = None,
+    tools: ToolOptions = NO_TOOLS,
 ) -> None:
     """Answer one prompt and exit.
 
     Without a prompt, on a terminal, opens the chat.
     """
+    if tools.mcp is not None and (skeleton or replay is not None):
+        raise UsageError(
+            f"{'--skeleton' if skeleton else '--replay'} calls no tools", hint="leave out --mcp"
+        )
     if replay is not None:
         _replay(ctx, replay, ref, text, json, skeleton)
         return
     run_flags = parse_run_flags(ctx)
+    _check_tools(tools, run_flags)
     ref, text = choose_model_and_argument(ref, text, run_flags.model)
     if ref is None:
         raise UsageError(
@@ -212,7 +229,7 @@ def run(
         _print_skeleton_result(result, ui)
         return
     with _open_chat(
-        ref, run_flags, config, ui, logprobs=json, is_chat=prompt is None
+        ref, run_flags, config, ui, logprobs=json, is_chat=prompt is None, tools=tools
     ) as chat_session:
         if prompt is not None and run_flags.file != "-" and text_input.has_unread_input():
             ui.note("note: stdin was not read, because there is a prompt; -f - adds it")
@@ -223,6 +240,20 @@ def run(
         )
     if not is_complete:
         raise typer.Exit(1)
+
+
+def _check_tools(tools: ToolRequest, run_flags: RunFlags) -> None:
+    """Raise UsageError for options that exclude tools, and UserError for values out of range."""
+    tools.limits()
+    if tools.mcp is None:
+        return
+    for flag, is_active in (
+        ("--samples", run_flags.samples > 1),
+        ("--raw", run_flags.raw),
+        ("a grammar or schema", run_flags.constraint is not None),
+    ):
+        if is_active:
+            raise UsageError(f"--mcp cannot be combined with {flag}", hint="leave out one of them")
 
 
 def _replay(
@@ -240,6 +271,11 @@ def _replay(
     from llmcli.planning.resolve_options import validate_options
 
     recorded = receipt.read_receipt(text_input.expand_path(file))
+    if recorded.tools:
+        raise UserError(
+            f"{file}: this run had tools, and a replay cannot repeat what they do",
+            hint="ask again: llmcli run REF PROMPT --mcp FILE",
+        )
     try:
         run_flags = parse_run_flags(ctx, recorded.flags)
         validate_options(run_flags.options)
@@ -463,6 +499,7 @@ def _open_chat(
     *,
     logprobs: bool = False,
     is_chat: bool,
+    tools: ToolRequest = NO_TOOLS,
 ) -> Iterator["ChatSession"]:
     """Open the model and a chat session for the block. Raises UserError.
 
@@ -476,11 +513,16 @@ def _open_chat(
         from llmcli.chat.display.display_settings import HIDE, SHOW, DisplaySettings
         from llmcli.chat.local_model import LocalModel
         from llmcli.chat.settings import find_setting
+        from llmcli.chat.terminal.permission import find_asker
+        from llmcli.chat.tools.open_tools import open_tools
         from llmcli.commands.chat.bench_adapter import measure
         from llmcli.model_loader.open_model import ModelSwitcher
         from llmcli.runtime.sampling import default_sampling
 
-    with closing(ModelSwitcher(run_flags, config, ui, is_chat)) as models:
+    with (
+        open_tools(tools, config, ui, find_asker()) as chat_tools,
+        closing(ModelSwitcher(run_flags, config, ui, is_chat)) as models,
+    ):
         opened_model = models.open(ref)
         sampling = (
             default_sampling().with_values(opened_model.settings).with_values(run_flags.settings)
@@ -524,6 +566,7 @@ def _open_chat(
                 thinking=HIDE if hides_thinking else SHOW,
                 markdown=run_flags.markdown,
             ),
+            tools=chat_tools,
         )
         if run_flags.constraint:
             # an unsupported constraint is reported before anything is generated

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from llmcli.chat.tools.tool_request import ToolRequest
 from llmcli.commands.options.run import FLAGS_OF_FIELD, run_flags
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
@@ -52,6 +53,16 @@ def check_run_flags(typed: Mapping[str, object]) -> None:
                 f"{spelling} configures a model in this process, and --server uses another",
                 hint=f"leave out {spelling}, or give it to the server",
             )
+
+
+def check_tools(tools: ToolRequest) -> None:
+    """Raise UsageError if the model may call tools, which only one in this process can."""
+    if tools.mcp is not None or tools.allow_tool:
+        raise UsageError(
+            "tools are called only by a model in this process, and --server uses another",
+            hint="leave out --mcp and --allow-tool, or chat without --server: "
+            "llmcli chat REF --mcp FILE",
+        )
 
 
 @contextmanager

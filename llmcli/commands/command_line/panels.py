@@ -11,6 +11,7 @@ SAMPLING = "Sampling"
 CONTEXT = "Context and memory"
 PLACEMENT = "Placement"
 SPEED = "Speed"
+TOOLS = "Tools"
 NETWORK = "Network and access"
 REQUESTS = "Requests"
 METHOD = "Method and calibration"
@@ -42,6 +43,7 @@ PANEL_ORDER = (
     CONTEXT,
     PLACEMENT,
     SPEED,
+    TOOLS,
     OUTPUT,
     GENERAL,
     FILE_TYPES,

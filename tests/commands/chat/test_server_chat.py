@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from llmcli import config
+from llmcli.chat.conversation import saved_chats
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.conversation.tool_steps import CallRecord, ToolStep
 from llmcli.chat.server import answer_stream
 from llmcli.http_client import background_client
+from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.cli import Done
 from tests.fixtures.load_server import Scripted, counted, plain, streamed, text
 from tests.fixtures.server import Served
@@ -85,6 +90,29 @@ def test_branches_sessions_and_export(llmcli: Llmcli, scripted: Servers, home: P
     record = json.loads(log.read_text().splitlines()[-1])
     assert record["model"] == {"name": "scripted", "server": f"{server.url}/v1"}
     assert (record["timing"]["chunks"], record["timing"]["generated_tokens"]) == (1, 1)
+
+
+def test_calls_of_a_resumed_chat_are_sent_with_their_results(
+    llmcli: Llmcli, scripted: Servers, home: Path
+) -> None:
+    server, conversation = scripted(HELLO), Conversation(default_sampling())
+    call = CallRecord("c1", "add", '{"a": 2}', "5")
+    conversation.add_turn("sum?", "It is 5.", "stop", steps=(ToolStep("", "", (call,)),))
+    saved_chats.save_chat(conversation, config.load_config(), "sums", "scripted")
+    done = llmcli("chat", "--server", server.url, "--resume", "sums", stdin=b"more\n")
+    assert done.code == 0, done.err
+    function = {"name": "add", "arguments": '{"a": 2}'}
+    assert server.bodies[-1]["messages"] == [
+        {"role": "user", "content": "sum?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "5", "tool_call_id": "c1", "name": "add"},
+        {"role": "assistant", "content": "It is 5."},
+        {"role": "user", "content": "more"},
+    ]
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
@@ -342,6 +370,8 @@ def test_a_server_that_is_not_there_is_one_error(llmcli: Llmcli) -> None:
         (["--server", "http://h", "--beams", "2"], 2, "--beams configures"),
         (["--server", "http://h", "--on-full", "shift"], 2, "--on-full configures"),
         (["--server", "http://h", "--chat-template", "x"], 2, "--chat-template configures"),
+        (["--server", "http://h", "--mcp", "x"], 2, "leave out --mcp and --allow-tool"),
+        (["--server", "http://h", "--allow-tool", "x"], 2, "tools are called only by a model in"),
         (["--api-key", "x"], 2, "--api-key applies to --server"),
         (["--insecure"], 2, "--insecure applies to --server"),
     ],
