@@ -47,7 +47,7 @@ SHARED_SETTINGS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class RemoteModelEntry:
     """A model in a server's list. `n_ctx`: the length of its context, None if unknown."""
 
     name: str
@@ -63,8 +63,8 @@ class RemoteModel(ChatModel):
 
     def __init__(self, client: BackgroundClient, base_url: str) -> None:
         self._client, self._base_url = client, base_url
-        self._models: list[ServedModel] = []
-        self._served = ServedModel("", UNKNOWN)
+        self._models: list[RemoteModelEntry] = []
+        self._served = RemoteModelEntry("", UNKNOWN)
         self._reasoning: bool | None = None
 
     def choose(self, name: str | None, earlier: str = "") -> str:
@@ -276,11 +276,11 @@ class RemoteModel(ChatModel):
     def restore_state(self, chat: ChatState, path: Path) -> str:
         return ""
 
-    def _list_models(self) -> list[ServedModel]:
+    def _list_models(self) -> list[RemoteModelEntry]:
         """Return the models that the server lists. Raises RequestError."""
         document = self._client.fetch_json(f"{self._base_url}/models", LIST_SECONDS)
         return [
-            ServedModel(
+            RemoteModelEntry(
                 entry["id"].encode("utf-8", "replace").decode(),
                 recognize_kind(entry.get("owned_by")),
                 _read_context(entry),
@@ -288,11 +288,11 @@ class RemoteModel(ChatModel):
             for entry in openai_stream.read_model_entries(document)
         ]
 
-    def _find(self, name: str) -> ServedModel:
+    def _find(self, name: str) -> RemoteModelEntry:
         """Return the listed model `name`, or one about which only the kind of server is known."""
         kind = self._models[0].kind if self._models else UNKNOWN
         listed = (one for one in self._models if one.name == name)
-        return next(listed, ServedModel(name, kind))
+        return next(listed, RemoteModelEntry(name, kind))
 
     def _ambiguous_model(self) -> UserError:
         """Return the error for a server with several models or none if the user names none."""

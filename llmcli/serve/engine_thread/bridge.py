@@ -78,6 +78,14 @@ class PendingAnswers(AsyncIterator[Event]):
         return event
 
     @property
+    def counted_client(self) -> str | None:
+        """The client for whose share of the queue the answers count; None for background requests,
+        and if there are no requests.
+        """
+        requests = self.requests
+        return requests[0].client if requests and not requests[0].is_background else None
+
+    @property
     def has_unread_events(self) -> bool:
         """Whether events have arrived that the reader has not read yet."""
         return bool(self._arrived)
@@ -189,10 +197,8 @@ class EngineBridge:
             raise self._error or ServerStopping()
         pending = PendingAnswers(self, requests, samples)
         with self._lock:
-            first = requests[0]
-            if not (
-                first.is_background or self._shares.take_places(first.client, pending.n_answers)
-            ):
+            client = pending.counted_client
+            if client is not None and not self._shares.take_places(client, pending.n_answers):
                 n_open = self._shares.n_open
                 self.metrics.record_rejection("busy")
                 raise ServerBusy(n_open, self._retry_after(n_open))
@@ -456,11 +462,11 @@ class EngineBridge:
 
     def _count_ended(self, pending: PendingAnswers, count: int) -> None:
         """Count `count` answers of a reader as finished."""
-        first = pending.requests[0]
+        client = pending.counted_client
         with self._lock:
             self._open -= count
-            if count and not first.is_background:
-                self._shares.return_places(first.client, count)
+            if count and client is not None:
+                self._shares.return_places(client, count)
 
     def _retry_after(self, n_open: int) -> int:
         """Return the estimated number of seconds until all waiting answers have started. `n_open`:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
@@ -37,6 +38,7 @@ class ModelProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._process: Any = None
         self._link: socket.socket | None = None
+        self._join_lock = threading.Lock()
 
     @property
     def pid(self) -> int:
@@ -75,11 +77,11 @@ class ModelProcess:
             frame = asgi_relay.read_frame_blocking(link)
         except BaseException:
             link.close()
-            process.join()
+            self._join(process)
             raise
         if frame is None or frame[0] != kind:
             link.close()
-            process.join()
+            self._join(process)
             failure = (
                 frame[1:]
                 if frame
@@ -96,10 +98,38 @@ class ModelProcess:
         if self._link:
             self._link.close()
         if self._process:
-            self._process.join(EXIT_SECONDS)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
+            self._end_process(self._process)
+
+    def _end_process(self, process: Any) -> None:
+        """Wait until a process whose link was closed has ended; kill it if that takes too long."""
+        if not self._join(process, EXIT_SECONDS):
+            self._kill(process)
+            self._join(process)
+
+    def _kill(self, process: Any) -> None:
+        """Kill a process if it has not ended."""
+        is_free = self._join_lock.acquire(blocking=False)
+        try:
+            # A thread that waits for the process has not read its exit code, so the id is its own.
+            if not is_free or process.exitcode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        finally:
+            if is_free:
+                self._join_lock.release()
+
+    def _join(self, process: Any, seconds: float = -1) -> bool:
+        """Wait until a process has ended, at most for `seconds`; -1: without a limit. Return whether it
+        has. Several threads may wait: if they asked the system at once, only one would get the exit
+        code, and the others none.
+        """
+        if not self._join_lock.acquire(timeout=seconds):
+            return False
+        try:
+            process.join(None if seconds < 0 else seconds)
+            return process.exitcode is not None
+        finally:
+            self._join_lock.release()
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes
@@ -180,7 +210,7 @@ class ModelProcess:
         """Wait until the process has ended. Return the name of the signal that ended it, or its
         exit code.
         """
-        await asyncio.to_thread(self._process.join)
+        await asyncio.to_thread(self._join, self._process)
         return exit_status(self._process)
 
     def _fail_calls(self, reason: str) -> None:

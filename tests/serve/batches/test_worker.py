@@ -113,7 +113,7 @@ def test_few_texts_are_embedded_between_requests_of_clients(
     sizes = []
     monkeypatch.setattr(worker, "BUSY_SECONDS", 0)
 
-    async def embed(self: Any, texts: Any, norm: int) -> list[Any]:
+    async def embed(self: Any, texts: Any, client: str, norm: int) -> list[Any]:
         sizes.append(len(texts))
         if len(sizes) == 2:
             raise ServerBusy(64, 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmcli.model_loader.planned_memory import PlannedMemory
 from llmcli.serve.processes.asgi_relay import OpenModel, encode_frame, run_admitted_process
-from llmcli.serve.processes.model_process import EXIT_SECONDS, ModelProcess
+from llmcli.serve.processes.model_process import ModelProcess
 
 
 class AdmittedProcess(ModelProcess):
@@ -63,8 +63,8 @@ class AdmittedProcess(ModelProcess):
 
     def abort(self) -> None:
         """Kill the process while it starts, so that plan() or load() fails."""
-        if self._process is not None:
-            self._process.kill()
+        if self._process is not None and self._process.pid is not None:
+            self._kill(self._process)
 
     async def close(self) -> None:
         """End the process, and wait until its memory is free."""
@@ -73,7 +73,4 @@ class AdmittedProcess(ModelProcess):
         elif self._link is not None:
             self._link.close()
         if self._process is not None:
-            await asyncio.to_thread(self._process.join, EXIT_SECONDS)
-            if self._process.is_alive():
-                self._process.kill()
-                await asyncio.to_thread(self._process.join)
+            await asyncio.to_thread(self._end_process, self._process)

@@ -16,7 +16,6 @@ from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.scoring.embedder import PASS_TOKENS, normalize
-from llmcli.serve.engine_thread import embedding_queue
 from llmcli.serve.engine_thread.client_shares import ClientShares
 from llmcli.serve.engine_thread.engine_watch import EngineWatch
 from tests.api.forms.test_openai_chat import HELLO, client
