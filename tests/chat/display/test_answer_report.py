@@ -35,6 +35,8 @@ def test_the_figures_of_the_document(runner) -> None:
         "prompt_ms": 80.0,
         "prompt_per_second": 100.0,
         "ttft_ms": 100.0,
+        "ttfo_ms": 100.0,
+        "thinking_tokens": 0,
         "generated_tokens": 4,
         "generate_ms": 60.0,
         "tokens_per_second": 50.0,

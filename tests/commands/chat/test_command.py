@@ -46,6 +46,8 @@ SHAPE: dict[str, Any] = {
         "prompt_ms": NUMBER,
         "prompt_per_second": NUMBER,
         "ttft_ms": NUMBER,
+        "ttfo_ms": NUMBER,
+        "thinking_tokens": int,
         "generated_tokens": int,
         "generate_ms": NUMBER,
         "tokens_per_second": NUMBER,
