@@ -20,7 +20,7 @@ COMMANDS_OF_MODULE = {
         "pull": "Download and verify a model; with --quant also quantize it.",
         "list": "List the models on this disk, and your own names for them.",
         "rm": "Remove a model and its quantized files.",
-        "gc": "Delete partial downloads and leftovers of interrupted runs.",
+        "gc": "Delete partial downloads, leftovers of interrupted runs, and saved states of lost models.",
         "alias": "Give a model your own name, system prompt and settings.",
     },
     "show": {

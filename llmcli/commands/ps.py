@@ -1,6 +1,5 @@
 """`llmcli ps`: the models of a running server, and the memory that they take."""
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,6 +40,8 @@ def ps(
         base.startswith("https://"), api_key, timeout_seconds=TIMEOUT_SECONDS
     )
     try:
+        import asyncio
+
         models, memory = asyncio.run(_ask(base, settings))
     except RequestError as error:
         raise UserError(

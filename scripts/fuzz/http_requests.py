@@ -504,6 +504,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("/v1/completions", {"prompt": "Once", "suffix": "time", "max_tokens": 2}),
+    ("/v1/chat/completions/control", {"id": "chatcmpl-0", "action": "reasoning_end"}),
     ("/api/generate", {"prompt": "Once", "suffix": "time", "options": {"num_predict": 2}}),
     (
         "/infill",

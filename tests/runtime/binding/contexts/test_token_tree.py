@@ -68,11 +68,11 @@ def test_each_node_has_the_logits_of_its_own_path(model: Model, n_pending: int) 
         add(context, computed, 0)
         rows = context.decode(tree_rows(TREE, pending, len(computed)))
         found = [row.logits.copy() for row in rows]
-    np.testing.assert_allclose(found[n_pending - 1], expected(model, TEXT), atol=2e-4)
+    np.testing.assert_allclose(found[n_pending - 1], expected(model, TEXT), atol=5e-4)
     for node in range(len(TREE)):
         path = [TREE.tokens[number] for number in TREE.path(node)]
         np.testing.assert_allclose(
-            found[n_pending + node], expected(model, [*TEXT, *path]), atol=2e-4
+            found[n_pending + node], expected(model, [*TEXT, *path]), atol=5e-4
         )
 
 
@@ -91,7 +91,7 @@ def test_a_kept_branch_continues_the_text(model: Model, leaf: int) -> None:
         assert context.last_position(0) == length - 1
         text = [*TEXT, *(TREE.tokens[node] for node in path)]
         found = add(context, [290], length)[0]
-        np.testing.assert_allclose(found, expected(model, [*text, 290]), atol=2e-4)
+        np.testing.assert_allclose(found, expected(model, [*text, 290]), atol=5e-4)
         # The same cells are free again.
         add(context, [280] * (context.n_ctx - length - 1), length + 1)
         with pytest.raises(NoSlot):
@@ -106,7 +106,7 @@ def test_a_pass_that_fails_leaves_no_branches(model: Model) -> None:
             context.decode(tree_rows(TREE, TEXT[-1:], len(TEXT) - 1))
         assert context.trim(0, len(TEXT) - 1)
         found = add(context, TEXT[-1:], len(TEXT) - 1)[0]
-        np.testing.assert_allclose(found, expected(model, TEXT), atol=2e-4)
+        np.testing.assert_allclose(found, expected(model, TEXT), atol=5e-4)
         n_free = context.n_ctx - len(TEXT)
         add(context, [280] * (n_free - len(TREE) + 1), len(TEXT))
         length = context.last_position(0) + 1
