@@ -14,7 +14,7 @@ from pathlib import Path
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size, reproducible
 from llmcli.runtime.binding.contexts.context import Context
-from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.kernels import gemm
@@ -572,6 +572,10 @@ def context_options(
         if options.prefill_cells
         else options.max_rows
     )
+    # recurrent state and sliding windows have no parts, and each sequence takes memory in them
+    shape = kv_size.read_shape(header.metadata) if options.saves_states else None
+    has_spare = shape is not None and not shape.window and slots < MAX_SEQUENCES
+    n_sequences = slots + (options.prefill_cells > 0 or has_spare)
     return ContextOptions(
         options.ctx_size,
         options.batch_size,
@@ -587,11 +591,12 @@ def context_options(
         offload_kqv=options.kv_offload,
         swa_full=options.reproducible,
         can_append=options.prefill_cells > 0,
+        has_spare=has_spare,
         gemm_min_rows=gemm.choose_min_rows(options.gemm, slots, draft_rows > 1),
         # the guesses of the shortest draft can be dropped for nothing
         n_rs_seq=MIN_DRAFT_ROWS - 1 if predicts or drafting.is_requested else 0,
         outputs_states=predicts,
-        n_branches=drafting.count_branches(header, options, slots + (options.prefill_cells > 0)),
+        n_branches=drafting.count_branches(header, options, n_sequences),
     )
 
 

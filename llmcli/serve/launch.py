@@ -4,13 +4,16 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.serve.serve_request import ServeRequest
 
 if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
+    from llmcli.config import Config
     from llmcli.model_loader.open_server_model import ServerModel
+    from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.runner import Runner
     from llmcli.serve.engine_thread.bridge import EngineBridge
     from llmcli.ui import UI
@@ -24,9 +27,8 @@ def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerS
     from llmcli.model_loader import open_server_model
     from llmcli.serve.engine_thread.bridge import EngineBridge
 
-    model_args = request.ref, request.run_flags, request.config, request.ui, request.parallel
     with open_server_model.open_server_model(
-        *model_args, on_other_thread=True, is_private=request.is_private
+        *_model_args(request), on_other_thread=True, is_private=request.is_private
     ) as server_model:
         if request.pooling:
             server_model.runner.pooling = request.pooling
@@ -53,9 +55,20 @@ def predict_service(request: ServeRequest) -> dict[str, Any]:
     """
     from llmcli.model_loader.open_server_model import predict_server_memory
 
-    return predict_server_memory(
-        request.ref, request.run_flags, request.config, request.ui, request.parallel
-    ).as_dict()
+    return predict_server_memory(*_model_args(request)).as_dict()
+
+
+def _model_args(request: ServeRequest) -> "tuple[str, RunFlags, Config, UI, int]":
+    """Return the first arguments of open_server_model() and predict_server_memory()."""
+    flags = request.run_flags
+    options = replace(flags.options, saves_states=request.prefix_folder is not None)
+    return (
+        request.ref,
+        replace(flags, options=options),
+        request.config,
+        request.ui,
+        request.parallel,
+    )
 
 
 @contextmanager

@@ -284,7 +284,8 @@ class Planner:
         All sequences are in one context. A second context for prompts is not counted.
         """
         tokens_per_sequence = -(-self.options.n_ctx // self.options.n_seq_max)
-        parallel_options = replace(self.options, n_branches=0)  # they take no memory
+        # they take no memory
+        parallel_options = replace(self.options, n_branches=0, has_spare=False)
         if parallel_options.can_append:
             parallel_options = replace(parallel_options, flash_attn="auto", can_append=False)
         if None in self._free.values() or tokens_per_sequence > MAX_CELLS:

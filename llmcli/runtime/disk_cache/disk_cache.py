@@ -6,12 +6,13 @@ hashes of their tokens (token_hashes.py).
   writes them (state_writer.py). What is on the disk already, also of other slots and processes, is
   not written again, so a turn of a conversation adds its new tokens only.
 - Recurrent state, and cells of a sliding window, belong to the end of a text. These states are
-  written as a whole, with the latest checkpoints.
+  written as a whole, with the latest checkpoints. If copying one takes longer than MAX_COPY_SECONDS
+  by what was measured, it waits until the engine is idle, or its slot is about to lose its cells.
 - A prompt whose beginning is not in memory waits while a thread reads it (state_loader.py), unless
   computing it takes less time by what was measured. Other answers run meanwhile.
 
-The methods are called on the engine's thread. The bytes that wait to be written or restored count in
-the budget of host memory.
+The methods are called on the engine's thread. The bytes that wait to be written, or are being read,
+count in the budget of host memory.
 """
 
 import time
@@ -26,12 +27,12 @@ from llmcli.runtime.disk_cache.state_loader import MIN_LOADED_TOKENS, Load, Stat
 from llmcli.runtime.disk_cache.state_writer import StateWriter, WriteJob
 from llmcli.runtime.disk_cache.token_hashes import BLOCK_TOKENS, HashChain
 from llmcli.runtime.kv_cache.offload_cost import StateCost, is_worth_restoring
-from llmcli.runtime.kv_cache.offload_store import OffloadStore
+from llmcli.runtime.kv_cache.offload_store import OffloadStore, moving_average
 
 PART_TOKENS = 256
 MAX_QUEUED_BYTES = 256 << 20
 MAX_SAVED_CHECKPOINTS = 2
-NEW_WEIGHT = 0.25  # weight of a new measurement in the moving average
+MAX_COPY_SECONDS = 0.05  # how long a copy may delay the tokens of running answers
 WAIT_SECONDS = 0.01  # between two looks at the queue while the cache closes
 
 
@@ -40,7 +41,8 @@ class DiskUsage:
     """What the cache has done since it was opened, and what is in its folder.
 
     - `entries`: files of this model. `used_bytes`: of all models. `max_bytes`: the quota.
-    - `queued_bytes`: states in memory that are not yet written.
+    - `queued_bytes`: states in memory that are not yet written, with the expected bytes of those that
+      are still in their slots.
     - `read_tokens`: tokens that were not computed because of the cache. `read_bytes`,
       `written_bytes`: of states.
     - `dropped`: files that this process dropped for others. `damaged`: files that could not be
@@ -62,7 +64,7 @@ class DiskUsage:
 class DiskCache:
     """The states of one engine on disk. `store`: its states in host memory. `report`: called with a
     line for the log, on any thread. `by_channel`: in which order the context probably stores its
-    values (V); the first state that is read from it tells.
+    values (V); the first state that is read from it shows it.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class DiskCache:
             len(self.index),
             self.folder.used_bytes,
             self.folder.max_bytes,
-            self.writer.nbytes,
+            self.writer.nbytes + round(self._pending_bytes()),
             self._read_tokens,
             self._read_bytes,
             self.writer.written_bytes,
@@ -117,16 +119,29 @@ class DiskCache:
         self._pending.pop(slot, None)
         self._pending[slot] = None
 
-    @property
-    def can_save(self) -> bool:
-        """Return whether `save_part` would copy something now."""
-        return bool(self._pending) and not self._lacks_room
-
-    def save_part(self) -> None:
-        """Copy the next part of a state to the queue of the writer."""
-        slot = next(iter(self._pending))
+    def save_part(self, is_idle: bool) -> bool:
+        """Copy the next part of a state to the queue of the writer. `is_idle`: no answers run, which
+        would wait for a long copy. Return False if nothing can be copied now.
+        """
+        slot = next((slot for slot in self._pending if is_idle or self._is_short(slot)), None)
+        if slot is None or self._lacks_room:
+            return False
         if not self._save_part(slot) and not self._lacks_room:
             del self._pending[slot]
+        return True
+
+    def _is_short(self, slot: int) -> bool:
+        """Return whether copying the next part of a slot takes a short time."""
+        if self.is_ranged and self._spare_sequence() is not None:
+            return True
+        nbytes = self.store.estimate_bytes(len(self.ledger.tokens[slot]))
+        return nbytes * self.store.costs.byte_seconds <= MAX_COPY_SECONDS
+
+    def _pending_bytes(self) -> float:
+        """Return the expected bytes of the states that are not yet copied."""
+        return sum(
+            self.store.estimate_bytes(len(self.ledger.tokens[slot])) for slot in self._pending
+        )
 
     def save_slot(self, slot: int) -> None:
         """Copy to the queue what is still missing of a slot that is about to lose its cells, as far
@@ -166,17 +181,15 @@ class DiskCache:
 
     def _save_cells(self, slot: int, tokens: list[int], hashes: list[bytes]) -> bool:
         """Queue the first blocks of a slot that are missing on the disk. Return False if none is."""
-        first = next((at for at, digest in enumerate(hashes) if not self._has(digest)), None)
-        if first is None:
+        missing = self.index.find_missing(hashes, self._queued)
+        if not missing:
             if names := self.index.names_of(hashes):
                 self.writer.touch(names)
             return False
-        memory, spare, last = self.ledger.memory, self._spare_sequence(), first
+        memory, spare = self.ledger.memory, self._spare_sequence()
         # without a spare sequence, all of the slot is read for a part of it
-        most = MAX_ENDS if spare is None else PART_TOKENS // BLOCK_TOKENS
-        while last < min(len(hashes), first + most) and not self._has(hashes[last]):
-            last += 1
-        start, end = BLOCK_TOKENS * first, BLOCK_TOKENS * last
+        missing = missing[: MAX_ENDS if spare is None else PART_TOKENS // BLOCK_TOKENS]
+        start, end = BLOCK_TOKENS * missing.start, BLOCK_TOKENS * missing.stop
         nbytes = self.store.estimate_bytes(end - start)
         if not self._is_worth_reading(end - start, round(nbytes)) or not self._has_room(nbytes):
             return False
@@ -190,7 +203,7 @@ class DiskCache:
         except ForeignLayout:  # this build stores cells in another format
             self.is_ranged = False
             return True
-        ends = tuple((BLOCK_TOKENS * (at + 1), hashes[at]) for at in range(first, last))
+        ends = tuple((BLOCK_TOKENS * (at + 1), hashes[at]) for at in missing)
         self._put(Entry("cells", start, ends, len(state)), tokens[start:end], state)
         return True
 
@@ -229,9 +242,6 @@ class DiskCache:
     def _put(self, entry: Entry, tokens: Sequence[int], state: bytes | memoryview) -> None:
         self._queued.update(digest for _, digest in entry.ends)
         self.writer.enqueue(WriteJob(entry, tokens, state))
-
-    def _has(self, digest: bytes) -> bool:
-        return self.index.has_cells(digest) or digest in self._queued
 
     def _has_room(self, nbytes: float) -> bool:
         """Return whether a state may wait in the queue. If it may not, it is tried again after the
@@ -305,8 +315,7 @@ class DiskCache:
 
     def _record_read(self, nbytes: int, seconds: float) -> None:
         """Record how long reading took. Runs on the loader's thread."""
-        found, new = self._byte_seconds, seconds / nbytes
-        self._byte_seconds = found + NEW_WEIGHT * (new - found) if found else new
+        self._byte_seconds = moving_average(self._byte_seconds, seconds / nbytes)
 
     def _report_damage(self, name: str, reason: str) -> None:
         self._n_damaged += 1
@@ -320,10 +329,8 @@ class DiskCache:
         """Copy what is pending to the queue, and wait for room in it for at most `seconds`."""
         deadline = time.monotonic() + seconds
         while self._pending and time.monotonic() < deadline:
-            if self._lacks_room:
+            if not self.save_part(is_idle=True):
                 time.sleep(WAIT_SECONDS)
-            else:
-                self.save_part()
 
     def close(self, seconds: float) -> None:
         """Wait until the queue is written, for at most `seconds`, and end the threads."""

@@ -3,7 +3,7 @@ they are usable. Several threads use an index at once.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from llmcli.runtime.disk_cache.entry import Entry
@@ -102,9 +102,17 @@ class EntryIndex:
         self._unusable.add(name)
         self._on_damage(name, str(error))
 
-    def has_cells(self, digest: bytes) -> bool:
-        """Return whether an entry has the cells of the block that ends a text with this hash."""
-        return digest in self._cells
+    def find_missing(self, digests: Sequence[bytes], queued: Container[bytes]) -> range:
+        """Return the first blocks of a text that follow one another and are in no entry. `digests`:
+        the hashes of the text up to the end of each block. `queued`: those that will be written.
+        """
+        held, count = self._cells, len(digests)
+        missing = (
+            at for at in range(count) if digests[at] not in queued and digests[at] not in held
+        )
+        start = next(missing, count)
+        ends = (at for at in range(start, count) if digests[at] in queued or digests[at] in held)
+        return range(start, next(ends, count))
 
     def has_whole(self, digest: bytes) -> bool:
         """Return whether an entry has the whole state of a text with this hash."""

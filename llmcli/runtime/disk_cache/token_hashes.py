@@ -17,7 +17,7 @@ from llmcli.runtime.kv_cache.common_prefix import common_prefix
 
 BLOCK_TOKENS = 16
 HASH_BYTES = 16
-TOKEN_BYTES = 4
+BLOCK_BYTES = 4 * BLOCK_TOKENS
 
 
 def world_digest(world: Mapping[str, Any]) -> str:
@@ -39,15 +39,17 @@ class HashChain:
         """Return the hash of each full block of a text. Blocks that are those of the last call are
         not hashed again.
         """
-        kept = common_prefix(self._tokens, tokens) // BLOCK_TOKENS
-        del self._hashes[kept:]
-        data = np.array(tokens, "<i4").tobytes()
+        n_known = len(self._tokens)
+        if list(tokens[:n_known]) != self._tokens:  # comparing all at once is fastest
+            n_known = common_prefix(self._tokens, tokens)
+        del self._hashes[n_known // BLOCK_TOKENS :], self._tokens[n_known:]
+        self._tokens += tokens[n_known:]
+        first = len(self._hashes) * BLOCK_TOKENS
+        data = np.array(tokens[first:], "<i4").tobytes()
         last = self._hashes[-1] if self._hashes else self.root
-        for block in range(kept, len(tokens) // BLOCK_TOKENS):
-            start = block * BLOCK_TOKENS * TOKEN_BYTES
-            last = _hash(last + data[start : start + BLOCK_TOKENS * TOKEN_BYTES])
+        for start in range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
+            last = _hash(last + data[start : start + BLOCK_BYTES])
             self._hashes.append(last)
-        self._tokens = list(tokens)
         return list(self._hashes)
 
     def prefix(self, tokens: Sequence[int], length: int) -> bytes:

@@ -6,8 +6,9 @@ beginning of a prompt, the request waits for this prefix and then shares its cel
 (`Sequence.waits_for_prefix`).
 """
 
-from array import array
 from collections.abc import Callable
+
+import numpy as np
 
 from llmcli.runtime.disk_cache.disk_cache import DiskCache
 from llmcli.runtime.engine.scheduler_state import SchedulerState
@@ -145,7 +146,7 @@ class Admission:
         if slot is not None and self.ledger.is_busy(slot):
             return False
         # before a state is restored, which would be in vain for a sequence that must wait
-        if not self._fits(sequence):
+        if self._waits_for_disk(sequence) or not self._fits(sequence):
             return False
         compares = self.on_prefix_loss is not None and not sequence.preemption.count
         scope = self._sharing_scope(sequence)
@@ -153,7 +154,7 @@ class Admission:
         if slot is not None:
             self.idle_offload.restore_slot(slot)
         elif not sequence.preemption.state and not sequence.request.score_prompt:
-            self.idle_offload.restore_prefix(sequence.tokens, self._sharing_scope(sequence))
+            self.idle_offload.restore_prefix(sequence.tokens, scope)
             if self.disk_cache and not self._restore_from_disk(sequence, self.disk_cache):
                 return False
         if not self._swap_in(sequence) and not self._claim_slots(sequence):
@@ -169,9 +170,13 @@ class Admission:
         """
         request, scope = sequence.request, self._sharing_scope(sequence)
         conversation = PastConversation(
-            sequence.id, array("i", sequence.tokens), request.client, scope, sequence.slot
+            sequence.id,
+            np.array(sequence.tokens, np.int32),
+            request.client,
+            scope,
+            sequence.slot,
         )
-        self.history.add(sequence.id, conversation, nearest.conversation if nearest else None)
+        self.history.add(sequence.id, conversation, nearest)
         if nearest is None or self.on_prefix_loss is None:
             return
         loss = explain_loss(
@@ -189,22 +194,23 @@ class Admission:
         """Restore the beginning of a prompt from the disk, once for each sequence. Return False
         while it is being read and other answers run; without these, wait for it.
         """
-        tokens, scope, disk_read = (
-            sequence.tokens,
-            self._sharing_scope(sequence),
-            sequence.disk_read,
-        )
+        tokens, disk_read = sequence.tokens, sequence.disk_read
         if disk_read.is_done:
             return True
+        scope = self._sharing_scope(sequence)
         if disk_read.load is None:
             disk_read.n_cached = self.ledger.reusable_prefix(tokens, scope)
             disk_read.load = disk_cache.start_load(tokens[:-1], scope, disk_read.n_cached)
         if disk_read.load is not None:
-            if self.state.running and not disk_read.load.done():
+            if self._waits_for_disk(sequence):
                 return False
             disk_read.length = disk_cache.restore(disk_read.load, tokens, scope)
         disk_read.load, disk_read.is_done = None, True
         return True
+
+    def _waits_for_disk(self, sequence: Sequence) -> bool:
+        """Return whether the beginning of a prompt is being read while other answers run."""
+        return bool(self.state.running) and sequence.disk_read.is_loading
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Restore the stored state of a preempted sequence. Return False when it has none or it

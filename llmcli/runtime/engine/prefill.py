@@ -67,9 +67,9 @@ class PrefillPlanner:
                 count = ledger.size - ledger.used_cells - n_rows
             if count > 0:
                 plan.add(sequence, count, context, ledger, len(self.state.running) == 1)
-            elif not plan.tokens or any(
-                self.state.preemption_rank(other) > self.state.preemption_rank(sequence)
-                for other in self.state.running.values()
+            elif (
+                not plan.tokens
+                or max(self.state.running.values(), key=self.state.preemption_rank) is not sequence
             ):
                 return sequence
         return None

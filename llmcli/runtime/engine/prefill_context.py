@@ -47,6 +47,7 @@ def prefill_options(decode_options: ContextOptions, options: RunOptions) -> Cont
         n_ubatch=options.max_rows,
         flash_attn="on",
         can_append=False,
+        has_spare=False,
         outputs_final_states=False,
     )
 

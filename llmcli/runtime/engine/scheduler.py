@@ -6,8 +6,9 @@ free, the request with the lowest priority is preempted (among equals, that of t
 most running answers): its cells are moved to host memory or dropped, and it continues when there is
 room again. A preempted beam search starts again instead, because none of its text was sent yet.
 Background requests are also preempted while another request waits for their slots or cells, and so
-is an answer of a client that has several while another client waits long for its first. A request ends as context_full only when it is
-too long for the whole pool and no tokens may be dropped (overflow.py).
+is an answer of a client that has several while another client waits long for its first. A request
+ends as context_full only when it is too long for the whole pool and no tokens may be dropped
+(overflow.py).
 """
 
 from collections import Counter
@@ -145,7 +146,9 @@ class Scheduler:
                 return ForwardPass(), without_cells
 
     def preempt_one(self) -> bool:
-        """Preempt a running sequence (SchedulerState.preemption_rank) to free its cells. Return False when preempting would not help, because only one sequence runs.
+        """Preempt a running sequence (SchedulerState.preemption_rank) to free its cells. Return False
+        when preempting would not help, because only one sequence runs.
+
         A single sequence is preempted only to make stranded cells of idle slots evictable.
         """
         if len(self.running) < 2 and not self.ledger.has_stranded_cells:
@@ -155,14 +158,15 @@ class Scheduler:
 
     def _preempt_for_fairness(self) -> None:
         """If a client without running answers has waited for long, preempt the youngest answer of
-        the client with the most, which keeps at least one, and admit waiting requests again.
+        the client with the most, which keeps at least one, and admit waiting requests again. A
+        request whose beginning is being read from the disk needs no slot yet.
         """
         if not self.waiting or len(self.running) < 2 or not self.ledger.keeps_idle:
             return
         late = [
             sequence
             for sequence in self.waiting.late_sequences(self.state.n_passes, self.running.values())
-            if not self.admission.names_slot(sequence)
+            if not (self.admission.names_slot(sequence) or sequence.disk_read.is_loading)
         ]
         if not late:
             return

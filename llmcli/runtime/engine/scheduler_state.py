@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from llmcli.runtime.engine.schedule import Schedule
-from llmcli.runtime.engine.waiting_queue import WaitingQueue
+from llmcli.runtime.engine.waiting_queue import WaitingQueue, count_running
 from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.sequence import Sequence
@@ -31,12 +31,7 @@ class SchedulerState:
         with the lowest priority, among equals those of the client with the most running answers,
         among these the youngest.
         """
-        client = sequence.request.client
-        n_running = sum(
-            other.strategy.slots
-            for other in self.running.values()
-            if other.request.client == client
-        )
+        n_running = count_running(self.running.values())[sequence.request.client]
         return -sequence.request.priority, n_running, sequence.id
 
     def run(self, sequence: Sequence) -> None:

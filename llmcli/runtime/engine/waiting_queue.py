@@ -6,8 +6,9 @@ passes, so that every request runs at some time.
 
 To choose between clients, the first request of each is compared: by priority, then the client with
 the fewest running answers comes first, then preempted requests, then the earlier arrival. The
-samples of a request and the beams of a search count as so many answers. For this comparison the priority rises only with the passes since the client's last admitted request. So
-a client with many old requests cannot block the first request of another client.
+samples of a request and the beams of a search count as so many answers. For this comparison the
+priority rises only with the passes since the client's last admitted request. So a client with many
+old requests cannot block the first request of another client.
 """
 
 import heapq
@@ -67,7 +68,7 @@ class WaitingQueue:
 
     def late_sequences(self, current_pass: int, running: Iterable[Sequence]) -> list[Sequence]:
         """Return the foreground requests of clients without running answers that have waited for
-        more than FAIR_PASSES passes, since they came or since the client's last request began.
+        more than FAIR_PASSES passes, since they arrived or since the client's last request began.
         """
         clients = {sequence.request.client for sequence in running}
         return [

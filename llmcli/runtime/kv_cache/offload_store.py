@@ -60,11 +60,11 @@ class MeasuredCosts:
         estimated. `tokens`: number of rows of the pass. `seconds`: wall time.
         """
         if tokens >= MIN_TIMED_TOKENS:
-            self.token_seconds = _moving_average(self.token_seconds, seconds / tokens)
+            self.token_seconds = moving_average(self.token_seconds, seconds / tokens)
 
     def record_answer(self, tokens: int) -> None:
         """Record the number of tokens of a finished answer."""
-        self.answer_tokens = _moving_average(self.answer_tokens, tokens)
+        self.answer_tokens = moving_average(self.answer_tokens, tokens)
 
     def record_use(self, is_used: bool) -> None:
         """Record whether a stored state was used, or dropped without use."""
@@ -73,7 +73,7 @@ class MeasuredCosts:
 
     def record_copy(self, nbytes: int, seconds: float) -> None:
         """Record how long copying a state of `nbytes` bytes took."""
-        self.byte_seconds = _moving_average(self.byte_seconds, seconds / nbytes)
+        self.byte_seconds = moving_average(self.byte_seconds, seconds / nbytes)
 
     def of_state(self, tokens: int, nbytes: float, reuse_chance: float = 1.0) -> StateCost:
         """Return the cost of a state that saves `tokens` tokens and has `nbytes` bytes."""
@@ -339,7 +339,7 @@ class OffloadStore:
         return True
 
 
-def _moving_average(average: float, value: float) -> float:
+def moving_average(average: float, value: float) -> float:
     """Return the moving average after one more measurement `value`. An `average` of 0 means that
     there was no measurement before.
     """

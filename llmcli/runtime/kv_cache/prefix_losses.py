@@ -4,10 +4,12 @@ where it leaves the conversation, or why the tokens before that place were not r
 The tokens of the latest conversations are kept for this, also after their cells were dropped.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.ledger import Ledger
@@ -34,16 +36,17 @@ LossReason = Literal[
     "scored",
 ]
 CellLocation = Literal["pool", "host", "nowhere"]
+Tokens = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PastConversation:
     """The tokens of a conversation. `number`: the id of the sequence that began it. `client`, `slot`:
     those of its last request. `scope`: only prompts of this scope may reuse it.
     """
 
     number: int
-    tokens: "array[int]"
+    tokens: Tokens
     client: str
     scope: str
     slot: int
@@ -95,8 +98,9 @@ class PrefixHistory:
         be called before a slot is claimed for the prompt.
         """
         best: dict[bool, tuple[int, PastConversation]] = {}
+        prompt = np.array(tokens, np.int32)
         for conversation in self._conversations.values():
-            shared = common_prefix(conversation.tokens, tokens)
+            shared = _common_length(conversation.tokens, prompt)
             is_other = conversation.scope != scope
             if shared >= MIN_LOST_TOKENS and (is_other not in best or shared >= best[is_other][0]):
                 best[is_other] = shared, conversation
@@ -120,12 +124,13 @@ class PrefixHistory:
         return "host" if self._store.idle_prefix(tokens, scope) == count else "nowhere"
 
     def add(
-        self, sequence: int, conversation: PastConversation, earlier: PastConversation | None
+        self, sequence: int, conversation: PastConversation, nearest: NearestConversation | None
     ) -> None:
-        """Keep the conversation of a sequence. `earlier`: the nearest conversation. If the new one
+        """Keep the conversation of a sequence. `nearest`: the nearest one. If the new conversation
         continues it to its end, it takes its place and its number.
         """
-        if earlier and common_prefix(earlier.tokens, conversation.tokens) == len(earlier.tokens):
+        if nearest and nearest.shared == len(nearest.conversation.tokens):
+            earlier = nearest.conversation
             old = next((key for key, one in self._conversations.items() if one is earlier), None)
             if old is not None:
                 self._drop(old)
@@ -136,7 +141,7 @@ class PrefixHistory:
         """Keep the prompt and the answer of a sequence that has ended, if its prompt is kept."""
         if (conversation := self._conversations.get(sequence)) is not None:
             self._drop(sequence)
-            self._keep(sequence, replace(conversation, tokens=array("i", tokens)))
+            self._keep(sequence, replace(conversation, tokens=np.array(tokens, np.int32)))
 
     def _keep(self, sequence: int, conversation: PastConversation) -> None:
         self._conversations[sequence] = conversation
@@ -148,6 +153,16 @@ class PrefixHistory:
 
     def _drop(self, sequence: int) -> None:
         self._n_tokens -= len(self._conversations.pop(sequence).tokens)
+
+
+def _common_length(first: Tokens, second: Tokens) -> int:
+    """Return the length of the common beginning of two texts. It is compared at once, because the
+    engine waits.
+    """
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    position = int(differs.argmax()) if length else 0
+    return position if length and differs[position] else length
 
 
 def explain_loss(
@@ -173,7 +188,7 @@ def explain_loss(
     reason: LossReason = "different"
     if not is_reused:
         reason = _reason(nearest, is_scored=is_scored, names_slot=names_slot, can_fork=can_fork)
-    difference = (shared, tokens[shared], conversation.tokens[shared]) if leaves else ()
+    difference = (shared, tokens[shared], int(conversation.tokens[shared])) if leaves else ()
     return PrefixLoss(conversation, reason, shared, reused, *difference)
 
 

@@ -25,6 +25,8 @@ class RunOptions(PlacementOptions):
       They are needed to score the tokens of a prompt (Request.score_prompt).
     - `prefill_cells`: cells of a second context that computes prompts (engine/prefill_context.py);
       0 for no such context.
+    - `saves_states`: states of answers are saved on disk (disk_cache/), in parts if the cache of the
+      model has parts.
     - `gemm`: "ggml" leaves all matrix products to ggml. "auto" uses llmcli's own code for products
       of many rows where it is faster (binding/kernels/gemm.py).
     """
@@ -42,6 +44,7 @@ class RunOptions(PlacementOptions):
     profile: str = ""
     scoring_outputs: int = 0
     prefill_cells: int = 0
+    saves_states: bool = False
     gemm: str = "auto"
 
     def with_placement(self, placement: PlacementOptions) -> "RunOptions":

@@ -125,6 +125,11 @@ class DiskRead:
     n_cached: int = 0
     length: int = 0
 
+    @property
+    def is_loading(self) -> bool:
+        """Return whether the search is running."""
+        return self.load is not None and not self.load.done()
+
 
 @dataclass(slots=True, eq=False)
 class SequenceAccounting:

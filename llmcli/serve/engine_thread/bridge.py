@@ -339,7 +339,7 @@ class EngineBridge:
             if not self._inbox.empty():
                 self._batcher.flush()  # the next step may be long because of a new prompt
             while not self._inbox.empty() or not (engine.is_busy or self._ended):
-                while self._inbox.empty() and self._save_state_part():
+                while self._inbox.empty() and self._save_state_part(is_idle=True):
                     pass
                 self._run_next()
                 self._notify_idle()  # the function may have ended the last answer
@@ -347,7 +347,7 @@ class EngineBridge:
                 self._watch.begin()
                 self._step()
                 if self._inbox.empty():
-                    self._save_state_part()
+                    self._save_state_part(is_idle=not engine.is_busy)
             self._notify_idle()
 
     def _run_next(self) -> None:
@@ -357,15 +357,12 @@ class EngineBridge:
         self._watch.begin(max_rows)
         function()
 
-    def _save_state_part(self) -> bool:
+    def _save_state_part(self, is_idle: bool) -> bool:
         """Copy a part of the state of a finished answer, to be written to the prefix cache on disk.
-        Return False if there is none, or no room for it now.
+        `is_idle`: no answers run. Return False if nothing can be copied now.
         """
         disk_cache = self.runner.engine.scheduler.disk_cache
-        if disk_cache is None or not disk_cache.can_save:
-            return False
-        disk_cache.save_part()
-        return True
+        return disk_cache is not None and disk_cache.save_part(is_idle)
 
     def _step(self) -> None:
         """Run one step of the engine and pass its events to the batcher."""

@@ -5,6 +5,8 @@ with the folder.
 import errno
 import os
 import random
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,12 +18,14 @@ from llmcli import atomic_files
 from llmcli.errors import UserError
 from llmcli.runtime.disk_cache import disk_cache as disk_cache_module
 from llmcli.runtime.disk_cache.disk_cache import DiskCache
+from llmcli.runtime.engine.waiting_queue import FAIR_PASSES
 from llmcli.runtime.open_disk_cache import open_disk_cache
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.full_disk import full_disk
 from tests.quant import tiny_gguf
+from tests.runtime.binding.contexts.test_checkpoints import HYBRIDS, convert
 
 GREEDY = default_sampling().with_values({"temp": 0})
 QUOTA = 1 << 30
@@ -46,7 +50,7 @@ def opened(
     quota: int = QUOTA,
     log: list[str] | None = None,
     slots: int = 2,
-    **options: str,
+    **options: object,
 ) -> Iterator[tuple[Runner, DiskCache]]:
     """Open a runner with a cache in `folder`. `log`: gets the lines that are reported."""
     settings = {"ctx_size": 512, "threads": 1, "gemm": "ggml", **options}
@@ -84,6 +88,15 @@ def fill(model: Path, folder: Path, prompt: tuple[int, ...] = PROMPT) -> tuple[i
         found = ids(answer(runner, prompt))
         save(cache)
     return found
+
+
+def make_model(name: str, folder: Path) -> Path:
+    """Return the file of a tiny random model whose state cannot be cut at every token."""
+    if name in HYBRIDS:
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        return convert(name, folder)
+    make: Callable[[Path], Path] = getattr(tiny_gguf, name)
+    return make(folder / "m.gguf")
 
 
 def states(folder: Path) -> list[Path]:
@@ -142,8 +155,6 @@ def test_running_answers_do_not_wait_for_a_state(
 ) -> None:
     first = fill(stories_gguf, folder)
     with opened(stories_gguf, folder) as (runner, cache):
-        import threading
-
         is_released, read = threading.Event(), cache.folder.read
 
         def wait(name: str, n_vocab: int) -> object:
@@ -152,6 +163,16 @@ def test_running_answers_do_not_wait_for_a_state(
 
         monkeypatch.setattr(cache.folder, "read", wait)
         engine = runner.engine
+        admission, n_compared = engine.scheduler.admission, 0
+        admission.on_prefix_loss = lambda sequence, loss: None
+        find_nearest = admission.history.find_nearest
+
+        def count(tokens: tuple[int, ...], scope: str) -> object:
+            nonlocal n_compared
+            n_compared += 1
+            return find_nearest(tokens, scope)
+
+        monkeypatch.setattr(admission.history, "find_nearest", count)
         running = engine.submit(Request((5, 6, 7), GREEDY, 40, ignore_eos=True))
         engine.step()
         reading = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
@@ -163,6 +184,79 @@ def test_running_answers_do_not_wait_for_a_state(
             engine.step()
         found = engine.pop_answer(reading)
         assert (ids(found), found.disk_tokens) == (first, N_SAVED)
+        assert n_compared == 3, "once for each admission, and before the file was read"
+
+
+def test_no_answer_is_preempted_for_a_prompt_that_is_being_read(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder, slots=4, ctx_size=2048) as (runner, cache):
+        is_released, read = threading.Event(), cache.folder.read
+
+        def wait(name: str, n_vocab: int) -> object:
+            assert is_released.wait(60)
+            return read(name, n_vocab)
+
+        monkeypatch.setattr(cache.folder, "read", wait)
+        engine = runner.engine
+        long = [
+            engine.submit(Request((5, 6, 7 + at), GREEDY, 300, ignore_eos=True, client="much"))
+            for at in range(4)
+        ]
+        for _ in range(5):
+            engine.step()
+        late = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True, client="little"))
+        for _ in range(FAIR_PASSES + 40):
+            engine.step()
+        assert engine.scheduler.n_preemptions == 1
+        is_released.set()
+        ended: list[int] = []
+        while engine.is_busy:
+            ended += [event.sequence for event in engine.step() if event.finish]
+        assert ended[0] == late
+        assert {*ended[1:]} == {*long}
+        found = engine.pop_answer(late)
+        assert (ids(found), found.disk_tokens) == (first, N_SAVED)
+
+
+def test_a_part_of_a_slot_is_read_alone_although_all_slots_have_cells(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(stories_gguf, folder, saves_states=True) as (runner, cache):
+        spares, read = list[int | None](), type(runner.context).read_range
+
+        def watch(context: object, *where: int | None) -> object:
+            spares.append(where[3])
+            return read(context, *where)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(type(runner.context), "read_range", watch)
+        for number in range(3):  # more than there are slots
+            answer(runner, (number + 3, *PROMPT))
+        assert all(runner.engine.ledger.tokens)
+        save(cache)
+    assert spares == [2, 2, 2]
+    assert len(states(folder)) == 3
+
+
+def test_states_without_parts_take_no_spare_sequence(mamba: Path) -> None:
+    settings = RunOptions(ctx_size=64, threads=1, gemm="ggml", saves_states=True)
+    with open_runner(mamba, settings, slots=2) as runner:
+        assert runner.context.spare_sequence is None
+
+
+def test_a_long_copy_waits_until_no_answer_runs(mamba: Path, folder: Path) -> None:
+    with opened(mamba, folder) as (runner, cache):
+        answer(runner, PROMPT)
+        assert cache.save_part(is_idle=False), "its time is not known before"
+        answer(runner, (9, *PROMPT))
+        cache.store.costs.byte_seconds = 1.0
+        assert not cache.save_part(is_idle=False)
+        assert cache.usage.queued_bytes > 0, "the state is still to be written"
+        assert cache.save_part(is_idle=True)
+        save(cache)
+        assert cache.usage.queued_bytes == 0
+    assert len(states(folder)) == 2
 
 
 def test_two_processes_use_one_folder(stories_gguf: Path, folder: Path) -> None:
@@ -339,8 +433,6 @@ def test_a_folder_that_cannot_be_made_is_told(stories_gguf: Path, tmp_path: Path
 
 
 def test_a_folder_that_is_removed_is_made_again(stories_gguf: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "cache"
     fill(stories_gguf, folder)
     with opened(stories_gguf, folder) as (runner, cache):
@@ -352,11 +444,9 @@ def test_a_folder_that_is_removed_is_made_again(stories_gguf: Path, tmp_path: Pa
     assert len(list(folder.glob("*/model.json"))) == 1
 
 
-@pytest.mark.parametrize("make", [tiny_gguf.mamba, tiny_gguf.gemma3])
-def test_states_that_have_no_parts_are_saved_as_a_whole(
-    make: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    model, folder = make(tmp_path / "m.gguf"), tmp_path / "cache"
+@pytest.mark.parametrize("name", ["mamba", "gemma3", *HYBRIDS])
+def test_states_that_have_no_parts_are_saved_as_a_whole(name: str, tmp_path: Path) -> None:
+    model, folder = make_model(name, tmp_path), tmp_path / "cache"
     with opened(model, folder) as (runner, cache):
         first = ids(answer(runner, PROMPT))
         fresh = ids(answer(runner, (*PROMPT, *first, 7, 8)))

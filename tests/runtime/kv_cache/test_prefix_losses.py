@@ -1,8 +1,8 @@
 """The nearest conversation of a prompt, and why its tokens were not reused."""
 
-from array import array
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmcli.runtime.kv_cache import prefix_losses
@@ -29,10 +29,10 @@ def keep(
     number: int,
     tokens: list[int],
     scope: str = "",
-    earlier: PastConversation | None = None,
+    nearest: NearestConversation | None = None,
 ) -> None:
-    conversation = PastConversation(number, array("i", tokens), "client", scope, 0)
-    history.add(number, conversation, earlier)
+    conversation = PastConversation(number, np.array(tokens, np.int32), "client", scope, 0)
+    history.add(number, conversation, nearest)
 
 
 def test_the_longest_common_beginning_is_found() -> None:
@@ -52,7 +52,7 @@ def test_a_conversation_that_goes_on_keeps_its_number() -> None:
     history.finish(1, TEXT[:50])
     found = history.find_nearest(TEXT, "")
     assert found and found.shared == 50
-    keep(history, 2, TEXT, earlier=found.conversation)
+    keep(history, 2, TEXT, nearest=found)
     history.finish(2, [*TEXT, 1])
     found = history.find_nearest([*TEXT, 1, 2], "")
     assert found and (found.conversation.number, found.shared) == (1, 101)
@@ -94,8 +94,8 @@ def test_the_kept_conversations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         ({"reused": 60}, "different"),
     ],
 )
-def test_the_reason_is_told(facts: dict[str, Any], reason: str) -> None:
-    conversation = PastConversation(1, array("i", [*TEXT[:60], 5]), "client", "", 0)
+def test_the_reason_is_found(facts: dict[str, Any], reason: str) -> None:
+    conversation = PastConversation(1, np.array([*TEXT[:60], 5], np.int32), "client", "", 0)
     nearest = NearestConversation(
         conversation, 60, facts.get("location", "nowhere"), facts.get("is_other_scope", False)
     )

@@ -19,6 +19,8 @@ class ContextOptions:
     - `swa_full`: layers with a sliding window keep every cell, in order, and no work is offloaded
       to a GPU. The reproducible mode sets it.
     - `can_append`: cells that another context computed can be appended to a sequence.
+    - `has_spare`: one more sequence is there, with which a part of another one's state is read
+      (`Context.read_range`). `can_append` also adds it.
     - `n_rs_seq`: by how many tokens recurrent state can go back, where the architecture and the
       micro-batches support this (`usable_rs_seq`). The memory of the state grows by this factor
       plus one.
@@ -45,6 +47,7 @@ class ContextOptions:
     offload_kqv: bool = True
     swa_full: bool = False
     can_append: bool = False
+    has_spare: bool = False
     gemm_min_rows: int = 0
     n_rs_seq: int = 0
     outputs_states: bool = False
@@ -54,10 +57,10 @@ class ContextOptions:
     @property
     def n_sequences(self) -> int:
         """Return the number of sequences that llama.cpp allocates: `n_seq_max`, one with
-        `can_append`, which holds the earlier cells of a sequence while others are appended, and
-        `n_branches`.
+        `can_append`, which holds the earlier cells of a sequence while others are appended, or with
+        `has_spare`, and `n_branches`.
         """
-        return self.n_seq_max + self.can_append + self.n_branches
+        return self.n_seq_max + (self.can_append or self.has_spare) + self.n_branches
 
     @property
     def batch_rows(self) -> int:

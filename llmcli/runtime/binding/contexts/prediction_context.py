@@ -64,6 +64,7 @@ def prediction_options(options: ContextOptions) -> ContextOptions:
         n_seq_max=1,
         n_outputs=1,
         can_append=False,
+        has_spare=False,
         n_rs_seq=0,
         n_branches=0,
         outputs_states=False,
