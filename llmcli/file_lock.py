@@ -21,8 +21,8 @@ def hold_lock(
     lock.
 
     If another process has the lock, there are two cases. Without `watcher`, False is yielded at
-    once, or after `seconds` seconds in which the lock was not released. With `watcher`, a note that names `resource` is printed there, and this process waits for
-    the lock. The kernel releases the lock of a process that has died.
+    once, or after `seconds` seconds in which the lock was not released. With `watcher`, a note that
+    names `resource` is printed there, and this process waits for the lock. The kernel releases the lock of a process that has died.
 
     Raises UserError if the lock file cannot be written.
     """

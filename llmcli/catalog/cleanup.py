@@ -97,7 +97,8 @@ def _remove_all(ref: ModelRef, config: Config) -> list[RemovableItem]:
 
 def find_garbage(config: Config, *, delete: bool = False) -> list[RemovableItem]:
     """Return what can be deleted without loss: files of interrupted runs, downloaded wheels, records
-    of models whose files are missing, and saved states of models that are not here. What another process works on is left out.
+    of models whose files are missing, and saved states of models that are not here. What another
+    process works on is left out.
 
     `delete`: delete each item as soon as it is found. Its lock is still held then, so that no other
     process can start to use it.

@@ -39,11 +39,13 @@ def find_obsolete(config: Config) -> Iterator[tuple[Path, str]]:
     the leftovers of killed servers, each with the reason. The lock of their folder is held until the
     next one is requested.
     """
+    if not (roots := _recorded_folders(config)):
+        return
     from llmcli.runtime.binding.library import llama_cpp_version
     from llmcli.runtime.disk_cache import folder as state_folder
 
     build = llama_cpp_version()
-    for root in _recorded_folders(config):
+    for root in roots:
         with suppress(OSError, UserError):
             model_folders = state_folder.list_model_folders(root)
             if not model_folders:

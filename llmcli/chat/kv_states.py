@@ -2,7 +2,7 @@
 /load, the model then need not compute the conversation again.
 
 If a KV state is missing or does not fit the open model, the chat is loaded without it, and the user
-is told why.
+reads why.
 """
 
 from pathlib import Path

@@ -34,7 +34,7 @@ def test_states_of_removed_models_are_garbage(tmp_path: Path, is_default: bool) 
         path.write_bytes(b"model")
     lost, valid, other = (make_states(root, path) for path in (removed, kept, changed))
     old = make_states(root, kept, "0.0.1")
-    leftover = valid / ".x.0123.part"
+    leftover = valid / f".{'0' * 32}.cells.kv.0123456789abcdef.part"
     leftover.write_bytes(bytes(10))
     removed.unlink()
     changed.write_bytes(b"another model")
@@ -61,10 +61,13 @@ def test_a_folder_in_which_a_server_writes_is_left_alone(tmp_path: Path) -> None
 
 
 def test_other_files_in_the_folder_are_no_garbage(tmp_path: Path) -> None:
-    config, root = load_config(), tmp_path / "home-of-somebody"
+    config, root = load_config(), tmp_path / "home"
     prefix_folders.record_folder(root, config)
-    (root / "documents").mkdir(parents=True)
-    (root / "documents" / "letter.kv").write_text("mine")
+    # other programs also name folders by hashes
+    for name in ("documents", "0123456789abcdef" * 2):
+        (root / name).mkdir(parents=True)
+        (root / name / "letter.kv").write_text("mine")
+        (root / name / ".letter.part").write_text("mine")
     assert cleanup.find_garbage(config) == []
 
 

@@ -289,7 +289,8 @@ class DiskCache:
         is not done. Return the length of the beginning that is now in the pool because of it, or 0.
         """
         if load.exception() is not None:
-            self.writer.report_once(f"saved states could not be read: {load.exception()}")
+            error = load.exception()
+            self.writer.report_once(f"saved states cannot be read: {type(error).__name__}: {error}")
             return 0
         swapped, ledger = load.result(), self.ledger
         if swapped is None or ledger.reusable_prefix(tokens, scope) >= len(swapped.tokens):

@@ -7,8 +7,8 @@ entry is a file. Several processes may use the folder at once.
   read stays readable.
 - The least recently used files are dropped first. When a text is used, its later parts are marked
   as slightly older than its earlier ones, because they are of no use without them.
-- `model.json` in a sub-folder says which model and settings its entries are of, and where the file
-  of the model is, so that `llmcli gc` can delete what belongs to no model any more.
+- `model.json` in a sub-folder names the model and the settings of its entries, and the place of the
+  model's file, so that `llmcli gc` can delete what belongs to no model any more.
 """
 
 import json
@@ -45,7 +45,8 @@ ROOMY_SHARE = 0.75  # of the quota
 MAX_MODEL_BYTES = 1 << 16
 MAX_COPIES = 8  # files of one model whose places are recorded
 FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
-LEFTOVER_NAME = re.compile(r"\..*\.part")
+# temporary files of an entry and of model.json (quant/link_safety.py)
+LEFTOVER_NAME = re.compile(rf"\.({NAME.pattern}|{re.escape(MODEL_NAME)})\.[0-9a-f]+\.part")
 
 
 class ForeignFile(UnusableState):
@@ -168,7 +169,7 @@ class StateFolder:
         if is_recent and self.used_bytes + nbytes < ROOMY_SHARE * self.max_bytes:
             return
         files = self._measure()
-        for path in find_leftovers(self.root):  # nobody writes while the lock is held
+        for path in find_leftovers(self.root):  # no process writes while this one has the lock
             with suppress(OSError):
                 path.unlink()
         for file in sorted(files, key=lambda file: file.used_ns):
@@ -226,7 +227,9 @@ def list_model_folders(root: Path) -> list[Path]:
 
 
 def find_leftovers(root: Path) -> list[Path]:
-    """Return temporary files of killed writers. Only meaningful while the lock is held."""
+    """Return temporary files of killed writers. While the lock is not held, they may be those of a
+    running writer.
+    """
     leftovers = []
     for folder in list_model_folders(root):
         with suppress(OSError), os.scandir(folder) as items:
@@ -235,9 +238,13 @@ def find_leftovers(root: Path) -> list[Path]:
 
 
 def is_obsolete(folder: Path, build: str) -> str:
-    """Return why no process will use the entries of a model any more, or "". `build`: the version of
-    llama.cpp.
+    """Return why no process will use the entries of a model any more, or "". A folder with other
+    files is another program's, whatever its name is. `build`: the version of llama.cpp. Raises
+    OSError if the folder cannot be read.
     """
+    with os.scandir(folder) as items:
+        if not all(map(_is_own_name, (item.name for item in items))):
+            return ""
     record = _read_model(folder)
     world, copies = record.get("world"), record.get("files")
     if not isinstance(world, dict) or not isinstance(copies, list):
@@ -245,6 +252,11 @@ def is_obsolete(folder: Path, build: str) -> str:
     if world.get("build") != build:
         return "another version of llama.cpp"
     return "" if any(map(_is_present, copies)) else "a model that is not here any more"
+
+
+def _is_own_name(name: str) -> bool:
+    """Return whether a file of this name belongs to the cache."""
+    return name == MODEL_NAME or any(form.fullmatch(name) for form in (NAME, LEFTOVER_NAME))
 
 
 def _record_model(folder: Path, world: Mapping[str, Any], files: Sequence[Path]) -> None:

@@ -40,7 +40,7 @@ class StateWriter:
     ) -> None:
         self.folder, self._on_written, self._report = folder, on_written, report
         self.nbytes = self.written_bytes = self.n_written = self.n_failed = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._paused_until = 0.0
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -68,14 +68,14 @@ class StateWriter:
         self._thread.join(seconds)
 
     def pause(self, reason: str) -> None:
-        """Write nothing for a while, and tell the reason unless it was told before."""
+        """Write nothing for a while, and report the reason unless it was reported before."""
         self._paused_until = time.monotonic() + PAUSE_SECONDS
-        self.report_once(f"{reason}; the server goes on without saving states")
+        self.report_once(f"{reason}; states of answers are not saved until this works again")
 
     def report_once(self, text: str, topic: str = "") -> None:
         """Report a text, unless one on the same topic was reported. The default topic is the text."""
-        if (topic or text) not in self._told:
-            self._told.add(topic or text)
+        if (topic or text) not in self._reported:
+            self._reported.add(topic or text)
             self._report(text)
 
     def _run(self) -> None:

@@ -135,7 +135,7 @@ class EngineBridge:
     - `batch_seconds`: the longest time for which tokens are held back to deliver them together
       (event_batching.py).
     - `n_background`: the number of unfinished answers to background requests. They take no places in
-      the queue; whoever submits them counts them.
+      the queue, and the code that submits them counts them.
     - `on_engine_death`: called on the engine's thread if an unexpected error ends the engine.
     """
 
@@ -150,7 +150,7 @@ class EngineBridge:
         self._inbox: SimpleQueue[tuple[Callable[[], None], int]] = SimpleQueue()
         # the engine's id of an answer -> its reader, and its index in the reader's answers
         self._readers: dict[int, tuple[PendingAnswers, int]] = {}
-        # the id of a response -> its answers, as long as somebody reads them
+        # the id of a response -> its answers, until their reader is gone
         self.named: WeakValueDictionary[str, PendingAnswers] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._open = self.n_background = 0  # numbers of unfinished answers

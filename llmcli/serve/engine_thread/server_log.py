@@ -1,5 +1,5 @@
-"""What a server tells its operator while it runs, on standard error: facts that are told once, and a
-line for each prompt that the cache could have helped more.
+"""The log of a running server on standard error. It has facts for the operator, each of which is
+written once, and a line for each prompt of which the cache had less than it could have.
 
 The lines are written on a thread of their own, because the reader of standard error may be slow. If
 too many lines wait, further ones are counted and left out.
@@ -21,17 +21,17 @@ class ServerLog:
     """The log of one server. Any thread may call its methods."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._written: set[str] = set()
         self._lock = Lock()
         self._n_waiting = self._n_left_out = 0
         self._writer = ThreadPoolExecutor(1, "llmcli-log")
 
-    def tell_once(self, *facts: str) -> None:
+    def write_once(self, *facts: str) -> None:
         """Write each fact that was not written before."""
         for fact in facts:
             with self._lock:
-                is_new = fact not in self._told
-                self._told.add(fact)
+                is_new = fact not in self._written
+                self._written.add(fact)
             if is_new:
                 self.write(fact)
 

@@ -139,7 +139,7 @@ async def build_form(
     form: ApiForm = await bridge.run_in_worker(
         FORMS[path], document, bridge.runner, settings, is_short=is_short
     )
-    bridge.log.tell_once(*form.log_notes)
+    bridge.log.write_once(*form.log_notes)
     if form.constraint:
         await bridge.run_in_worker(form.compile_constraint, kind="grammars")
     return form

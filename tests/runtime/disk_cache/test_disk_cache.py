@@ -333,7 +333,7 @@ def test_states_of_other_settings_are_not_used(stories_gguf: Path, folder: Path)
         assert not cache.usage.damaged
     (path,) = states(folder)
     (other,) = {found for found in folder.glob("*/") if found != path.parent}
-    path.replace(other / path.name)  # even if somebody moves them
+    path.replace(other / path.name)  # even after the file was moved
     with opened(stories_gguf, folder, cache_type_k="f32") as (runner, cache):
         assert answer(runner, PROMPT).cached_tokens == 0
         assert cache.usage.damaged == 1
@@ -398,7 +398,7 @@ def test_a_full_disk_stops_no_answer(stories_gguf: Path, folder: Path) -> None:
         assert ids(answer(runner, PROMPT)) == first
         assert cache.usage.failed == 1
     assert len(log) == 1
-    assert "goes on without saving states" in log[0]
+    assert "states of answers are not saved" in log[0]
     assert not list(folder.glob("*/*.kv")) + list(folder.glob("*/.*.part"))
 
 

@@ -3,7 +3,7 @@
 from llmcli.serve.engine_thread.client_shares import ClientShares
 
 
-def test_a_client_that_has_filled_the_queue_keeps_nobody_out() -> None:
+def test_a_client_that_has_filled_the_queue_keeps_no_other_client_out() -> None:
     shares = ClientShares(68)
     assert shares.take_places("much", 1024)  # an empty queue has room for every request
     assert not shares.take_places("much")
