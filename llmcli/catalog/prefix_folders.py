@@ -36,8 +36,8 @@ def record_folder(folder: Path, config: Config) -> None:
 
 def find_obsolete(config: Config) -> Iterator[tuple[Path, str]]:
     """Yield the states of models that are not here any more, or of other versions of llama.cpp, and
-    the leftovers of killed servers, each with the reason. The lock of their folder is held until the
-    next one is requested.
+    the leftovers of killed servers, each with the reason. The lock of their folder is held until
+    the next one is requested.
     """
     if not (roots := _recorded_folders(config)):
         return

@@ -64,8 +64,8 @@ def _state_world(runner: Runner) -> dict[str, Any]:
         raise UserError("the model's file has changed since it was loaded", hint="start again")
     world = identity.as_dict()
     del world["template"]  # it decides on tokens, which an entry has, but not on their state
-    # The values of a plain cache are stored by channel or by cell, and are put into the order of the
-    # context when they are read. `serve` chooses the order for the machine, by measurement.
+    # The values of a plain cache are stored by channel or by cell, and are put into the order of
+    # the context when they are read. `serve` chooses the order for the machine, by measurement.
     del world["flash"]
     return {
         **world,

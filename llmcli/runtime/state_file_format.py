@@ -2,8 +2,9 @@
 the prefix cache (disk_cache/).
 
 Format: MAGIC; the length of the head (4 bytes, little endian); the head (JSON: the identity of the
-model and its settings, sizes, sha256); the tokens (int32); the state as llama.cpp wrote it. llama.cpp
-does not check the bytes of a state, so everything is checked here before llama.cpp reads them.
+model and its settings, sizes, sha256); the tokens (int32); the state as llama.cpp wrote it.
+llama.cpp does not check the bytes of a state, so everything is checked here before llama.cpp reads
+them.
 """
 
 import hashlib

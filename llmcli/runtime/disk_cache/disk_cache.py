@@ -41,8 +41,8 @@ class DiskUsage:
     """What the cache has done since it was opened, and what is in its folder.
 
     - `entries`: files of this model. `used_bytes`: of all models. `max_bytes`: the quota.
-    - `queued_bytes`: states in memory that are not yet written, with the expected bytes of those that
-      are still in their slots.
+    - `queued_bytes`: states in memory that are not yet written, with the expected bytes of those
+      that are still in their slots.
     - `read_tokens`: tokens that were not computed because of the cache. `read_bytes`,
       `written_bytes`: of states.
     - `dropped`: files that this process dropped for others. `damaged`: files that could not be

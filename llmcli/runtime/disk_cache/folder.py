@@ -68,8 +68,8 @@ class FoundEntry:
 
 class StateFolder:
     """The entries of one model with its settings (`world`) in the folder `root`, whose files take at
-    most `max_bytes` together with those of other models. `model_files`: the file of the model, or its
-    shards.
+    most `max_bytes` together with those of other models. `model_files`: the file of the model, or
+    its shards.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Hashes of the beginnings of a text, by which saved states are found.
 
 A text is hashed in blocks of BLOCK_TOKENS tokens. The hash of a block covers the hash of the block
-before it, so it stands for the whole text up to its end (as in vLLM's prefix cache). The first block
-follows the hash of the model, its settings and the scope: equal texts of other models or of clients
-that share nothing have other hashes.
+before it, so it stands for the whole text up to its end (as in vLLM's prefix cache). The first
+block follows the hash of the model, its settings and the scope: equal texts of other models or of
+clients that share nothing have other hashes.
 """
 
 import hashlib

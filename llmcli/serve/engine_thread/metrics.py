@@ -137,9 +137,9 @@ class LiveGauges:
     """Values that are read from the engine when the metrics are requested.
 
     `saved_cells`: how many more cells of the KV cache would be used if sequences did not share
-    prefixes. `resident_bytes`: the resident memory of this process; None if unknown. `gpus`: the use
-    of NVIDIA GPUs by all programs; empty without NVML. `disk`: the prefix cache on disk; None without
-    one.
+    prefixes. `resident_bytes`: the resident memory of this process; None if unknown. `gpus`: the
+    use of NVIDIA GPUs by all programs; empty without NVML. `disk`: the prefix cache on disk; None
+    without one.
     """
 
     load: EngineLoad
