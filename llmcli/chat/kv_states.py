@@ -1,8 +1,8 @@
 """Saves the KV cache of a conversation next to a saved chat, in NAME.kv, and restores it. After
 /load, the model then need not compute the conversation again.
 
-If a KV state is missing or does not fit the open model, the chat is loaded without it, and the user
-is told why.
+If a KV state is missing or does not fit the open model, the chat is loaded without it, with a text
+that says why.
 """
 
 from pathlib import Path
