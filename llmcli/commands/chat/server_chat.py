@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from llmcli.chat.tools.tool_request import ToolRequest
 from llmcli.commands.options.run import FLAGS_OF_FIELD, run_flags
 from llmcli.commands.options.tools import list_tool_flags
 from llmcli.errors import UsageError, UserError
+from llmcli.loopback import is_loopback
 from llmcli.model_loader.run_flags import RunFlags
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = "llmcli chat --server http://127.0.0.1:8080"
 MAX_ANSWER_SECONDS = 6 * 3600.0  # of one answer; its connection is closed then
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 # The fields of RunFlags whose options have an effect with a server, besides the sampling settings.
 SERVER_FIELDS = (
     *("model", "offline", "prompt", "file", "system", "predict", "stops", "ignore_eos"),
@@ -154,7 +153,7 @@ def _connection(options: ServerOptions, base_url: str, config: "Config") -> "Con
 
 def _check_offline(base_url: str, config: "Config") -> None:
     """Raise UserError for a server of another machine if no network connection may be made."""
-    if config.offline and (urlsplit(base_url).hostname or "") not in LOOPBACK_HOSTS:
+    if config.offline and not is_loopback(base_url):
         raise UserError(
             f"offline: no connection to {base_url} is made",
             hint="leave out --offline (or HF_HUB_OFFLINE), or use a server on this machine",
