@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "strict_json",
             "terminal_mode",
             "reading_speed",
+            "loopback",
             "word_wrap",
             "__init__",
         ),

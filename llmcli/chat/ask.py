@@ -13,7 +13,8 @@ FENCE = '"""'
 
 def ask_and_print(chat: ChatSession, text: str) -> Answer:
     """Ask the question `text` and stream the answer to stdout. Then print on stderr its timing, and
-    notes if it is incomplete, broke off or has filled the context. Raises UserError as ChatSession.ask does.
+    notes if it is incomplete, broke off or has filled the context. Raises UserError as
+    ChatSession.ask does.
     """
     reply = chat.ask(text, chat.open_writer())
     for line in chat.model.report_lines(reply, chat.display.timing):

@@ -126,8 +126,8 @@ class ChatModel(ABC):
 
     @abstractmethod
     def describe(self, name: str, shows_start: bool = False) -> str:
-        """Return a line about the model called `name`. `shows_start`: end it with how it was opened,
-        for the first line of a chat.
+        """Return a line about the model called `name`. `shows_start`: end it with how it was
+        opened, for the first line of a chat.
         """
 
     @abstractmethod
@@ -154,8 +154,8 @@ class ChatModel(ABC):
     def encode_messages(
         self, chat: ChatState, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
-        """Return the tokens of a conversation, which offers the tools of the chat. Only if the model
-        has a chat template. Raises UserError if the template cannot render it.
+        """Return the tokens of a conversation, which offers the tools of the chat. Call it only for
+        a model with a chat template. Raises UserError if the template cannot render it.
         """
 
     @abstractmethod
@@ -182,7 +182,7 @@ class ChatModel(ABC):
 
     @abstractmethod
     def count_text(self, text: str) -> int:
-        """Return the number of tokens of a text. Only if `has_tokenizer`."""
+        """Return the number of tokens of a text. Call it only if `has_tokenizer`."""
 
     @abstractmethod
     def check_constraint(self, constraint: Constraint) -> Sequence[str]:
@@ -206,7 +206,9 @@ class ChatModel(ABC):
 
     @abstractmethod
     def setting_obstacle(self, name: str) -> str:
-        """Return why the setting `name` of /set cannot be changed for this model, or ""."""
+        """Return why a setting of /set cannot be changed for this model, or "". `name`: its name,
+        not an alias.
+        """
 
     @abstractmethod
     def has_own_value(self, chat: ChatState, name: str) -> bool:

@@ -120,13 +120,24 @@ class ChatSession:
         """The model in this process. Raises UserError if the model is on a server."""
         return self.model.require_runner()
 
+    @property
+    def model_record(self) -> dict[str, str]:
+        """The name of the model, and the address of its server if it has one, as the log has
+        them.
+        """
+        return {"name": self.name, **({"server": self.model.server} if self.model.server else {})}
+
+    def record_position(self) -> None:
+        """Record the place in the conversation in the log if it has changed."""
+        self.log.record_position(self.conversation, self.model_record)
+
     def ask(self, text: str, writer: StreamWriter) -> Answer:
         """Send the message `text`, pass the answer to `writer` as it is generated, and add both to
         the conversation as a new turn. While the model calls tools, call them and let it go on.
 
         Raises UserError if the prompt cannot be built or does not fit into the context. The
-        conversation is then unchanged, and the message is in `pending_message`. But if a tool has
-        been called, what it did is kept as a turn that was stopped.
+        conversation is then unchanged, and the message is in `pending_message`. But if tools have
+        been called, their calls and results become a turn that was stopped.
         """
         conversation, dropped = self.conversation, set(self.conversation.tree.dropped)
         self.last_steps = ()
@@ -180,8 +191,8 @@ class ChatSession:
         return self.model.start_reply(self, text, count)
 
     def _generate(self, text: str, reply: ChatReply, writer: StreamWriter) -> Answer:
-        """Generate the answer to the message `text`, whose first part is `reply`. The calls of tools
-        are in `_open_steps`.
+        """Generate the answer to the message `text`, whose first part is `reply`. The calls of
+        tools are in `_open_steps`.
         """
         while True:
             call_filter = self.model.open_call_filter(self)
@@ -222,18 +233,21 @@ class ChatSession:
     def _run_calls(self, call_filter: "CallFilter") -> None:
         """Make the calls of an answer, and add them to `_open_steps`, also if one is stopped."""
         assert self.tools
-        step = ToolStep(call_filter.plain_thinking, call_filter.content.strip(), ())
+        step = ToolStep(self.last_text.plain_thinking, call_filter.content.strip(), ())
         earlier = self._open_steps
         for record in self.tools.run_calls(call_filter.calls, lambda: self.should_exit):
             step = replace(step, calls=(*step.calls, record))
             self._open_steps = (*earlier, step)
 
     def _keep_steps(self, text: str) -> None:
-        """Add the turn of a message whose answer was stopped after calls of tools."""
+        """Add the turn of a message after whose calls of tools no answer came, because the user or
+        an error stopped it.
+        """
         conversation = self.conversation
         conversation.add_turn(text, "", "cancelled", 0, self._open_steps)
         self.pending_message = None
         document = {
+            "model": self.model_record,
             "text": "",
             "finish": "cancelled",
             "tool_steps": build_step_records(self._open_steps),

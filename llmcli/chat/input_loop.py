@@ -22,7 +22,7 @@ def handle_line(chat: ChatSession, text: str) -> Answer | None:
     content = parse_message(text)
     if content is None:
         commands.run_command(chat, text)
-        chat.log.record_position(chat.conversation, chat.name)
+        chat.record_position()
         return None
     return ask_and_print(chat, chat.with_attachments(content)) if content.strip() else None
 

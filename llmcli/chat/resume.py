@@ -75,4 +75,4 @@ def resume_conversation(
             chat.log = log
             return
         chat.ui.note("another chat is using that session: this one is logged as a new session")
-    chat.log.record_position(chat.conversation, chat.name)
+    chat.record_position()

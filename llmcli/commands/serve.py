@@ -15,6 +15,7 @@ from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.pooling import Pooling, check_pooling
 from llmcli.commands.options.run import choose_model
 from llmcli.errors import UsageError, UserError
+from llmcli.loopback import LOOPBACK_HOSTS
 from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL, REFUSED_FIELDS
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.serve.launch import open_service, print_ready
@@ -23,7 +24,6 @@ from llmcli.serve.serve_request import ServeRequest
 if TYPE_CHECKING:
     from llmcli.config import Config
 
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIN_KEY_CHARACTERS = 8  # characters of an API key
 MAX_PARALLEL, MAX_WAITING = 128, 100_000
 STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second

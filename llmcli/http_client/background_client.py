@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from llmcli.http_client.client import (
     open_http_client,
 )
 
-MAX_STREAM_BYTES = 1 << 28  # a stream that is longer than any answer is broken off
+MAX_STREAM_BYTES = 1 << 28  # of a stream, which is more than any answer has
 IDLE_SECONDS = 600.0  # a server that sends nothing for so long has failed
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class BackgroundStream:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, client: HttpClient, url: str, body: bytes
     ) -> None:
-        self._items: SimpleQueue[tuple[float, bytes] | RequestError | None] = SimpleQueue()
+        self._items: SimpleQueue[tuple[float, bytes] | None] = SimpleQueue()
         self._future = asyncio.run_coroutine_threadsafe(self._receive(client, url, body), loop)
         self._future.add_done_callback(lambda _: self._items.put(None))
 
@@ -40,16 +40,16 @@ class BackgroundStream:
         body ends or `stop` is called. Raises RequestError.
         """
         while (item := self._items.get()) is not None:
-            if isinstance(item, RequestError):
-                raise item
             yield item
+        if not self._future.cancelled():
+            self._future.result()
 
     def stop(self) -> None:
         """Close the connection, which cancels the request, and end the iteration."""
         self._future.cancel()
 
     async def _receive(self, client: HttpClient, url: str, body: bytes) -> None:
-        """Put the pieces of the body into the queue, and the error if there is one."""
+        """Put the pieces of the body into the queue. Raises RequestError."""
         loop, n_bytes = asyncio.get_running_loop(), 0
         try:
             async with asyncio.timeout(IDLE_SECONDS) as idle, client.stream(url, body) as response:
@@ -62,11 +62,9 @@ class BackgroundStream:
                             raise RequestError("bad stream", "the answer does not end")
                 finally:
                     response.close()
-        except RequestError as error:
-            self._items.put(error)
         except TimeoutError:
             message = f"the server sent nothing for {IDLE_SECONDS:.0f} seconds"
-            self._items.put(RequestError("timeout", message))
+            raise RequestError("timeout", message) from None
 
 
 class BackgroundClient:
@@ -128,8 +126,6 @@ class BackgroundClient:
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
-        except CancelledError:
-            raise RequestError("broken off") from None
         except BaseException:
             future.cancel()
             raise

@@ -12,13 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from llmcli.errors import UserError
+from llmcli.loopback import is_loopback
 from quant.json_dataclasses import decode_value, read_json
 
 MAX_FILE_BYTES = 1 << 20
 MAX_SERVERS = 32
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 HTTP_TYPES = ("http", "streamable-http", "streamableHttp", "streamable_http")
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 HINT = (
     'write {"mcpServers": {"NAME": {"command": "…", "args": []}}} or {"NAME": {"url": "http://…"}}'
 )
@@ -44,7 +44,7 @@ class ToolServer:
     @property
     def is_local(self) -> bool:
         """Whether the server is on this machine: a program, or an address of the loopback."""
-        return not self.url or urlsplit(self.url).hostname in LOOPBACK_HOSTS
+        return not self.url or is_loopback(self.url)
 
     @property
     def address(self) -> str:

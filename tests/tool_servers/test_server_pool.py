@@ -22,7 +22,7 @@ from tests.fixtures import tool_server
 pytest.importorskip("mcp", reason="needs the extra mcp: pip install 'llmcli[mcp]'")
 
 Open = Callable[..., ToolServers]
-LIMITS = ToolLimits(start_seconds=20, call_seconds=20, output_bytes=1000)
+LIMITS = ToolLimits(start_seconds=240, call_seconds=240, output_bytes=1000)
 
 
 def program(behaviour: str, name: str = "", **more: object) -> ToolServer:
@@ -74,7 +74,7 @@ def test_an_honest_server(open_servers: Open) -> None:
 
 def test_an_honest_server_over_http(http_url: str, open_servers: Open) -> None:
     servers = open_servers(ToolServer("web", url=http_url))
-    assert [state.state for state in servers.states] == ["ready"]
+    assert [(state.state, state.problem) for state in servers.states] == [("ready", "")]
     assert call(servers, "add", a=2, b=3).text == "5"
     large = call(servers, "large", count=100_000)
     assert large.n_left_out == 99_000

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from llmcli.bench.load.records import LoadAnswer, LoadJob
 from llmcli.errors import UserError
@@ -23,6 +22,7 @@ from llmcli.http_client.client import (
     StreamResponse,
     open_http_client,
 )
+from llmcli.loopback import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class LoadTarget:
     @property
     def is_local(self) -> bool:
         """Whether the server runs on this machine."""
-        return (urlsplit(self.base_url).hostname or "") in ("127.0.0.1", "localhost", "::1")
+        return is_loopback(self.base_url)
 
 
 class Client:

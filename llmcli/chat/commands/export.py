@@ -51,17 +51,22 @@ def _format_markdown(chat: ChatSession) -> str:
         parts.append(f"## System\n\n{conversation.system}")
     for index, message in enumerate(conversation.messages):
         mark = "\n\n*(stopped here)*" if index in conversation.stopped_indices else ""
-        body = "\n\n".join(filter(None, (message.content.strip(), *_describe_calls(message))))
-        if message.role == "tool":  # a result cannot end the block: its lines are indented
-            body = "\n".join(f"    {line}" for line in message.content.split("\n"))
+        is_result = message.role == "tool"
+        content = _indent(message.content) if is_result else message.content.strip()
+        body = "\n\n".join(filter(None, (content, *_describe_calls(message))))
         parts.append(f"## {message.role.capitalize()}\n\n{body}{mark}")
     return escape_controls("\n\n".join(parts))
 
 
 def _describe_calls(message: Message) -> list[str]:
-    """Return a line for each call of tools in a message."""
+    """Return a code block for each call of tools in a message."""
     functions = [call["function"] for call in message.template_fields.get("tool_calls", ())]
-    return [f"    {function['name']}({function['arguments']})" for function in functions]
+    return [_indent(f"{function['name']}({function['arguments']})") for function in functions]
+
+
+def _indent(text: str) -> str:
+    """Return a text as a code block of Markdown, which nothing in the text can end."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
 def _format_json(chat: ChatSession) -> str:

@@ -54,20 +54,22 @@ def change_setting(chat: ChatSession, argument: str) -> None:
     key = name.lower().replace("-", "_")
     if key in SETTING_OF_WORD and value is None:
         key, value = SETTING_OF_WORD[key]
-    if obstacle := chat.model.setting_obstacle(key):
-        raise UserError(f"{name} cannot be changed here: {obstacle}", hint="/set lists what can")
     if key == "system":
         set_system(chat, value or "")
-    elif key in FLAG_OF_FIXED_NAME:
+        return
+    if key in FLAG_OF_FIXED_NAME:
         chat.model.require_runner()
         raise UserError(
             f"{name} cannot be changed while the model is loaded",
             hint=f"leave, and start with {FLAG_OF_FIXED_NAME[key]}",
         )
-    elif value is None:
-        print_settings(chat, [find_setting(key)])
+    setting = find_setting(key)
+    if obstacle := chat.model.setting_obstacle(setting.name):
+        raise UserError(f"{name} cannot be changed here: {obstacle}", hint="/set lists what can")
+    if value is None:
+        print_settings(chat, [setting])
     else:
-        change_and_print(chat, find_setting(key), value)
+        change_and_print(chat, setting, value)
 
 
 def change_and_print(chat: ChatSession, setting: ChatSetting, value: str) -> None:

@@ -7,6 +7,7 @@ from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.display.tree_drawing import shorten
 from llmcli.chat.tools.chat_tools import Allowance, ChatTools
 from llmcli.errors import UserError
+from llmcli.units import format_count
 
 DESCRIPTION_CHARACTERS = 60
 MEANINGS: dict[Allowance, str] = {
@@ -24,6 +25,7 @@ def show_or_set_tools(chat: ChatSession, argument: str) -> None:
     for all tools of a server, or `*` for all.
     """
     if chat.tools is None:
+        chat.model.require_runner()
         raise UserError("this chat has no tools", hint="start one with: llmcli chat --mcp FILE")
     words = argument.split()
     if not words:
@@ -69,8 +71,8 @@ def _list_tools(chat: ChatSession, tools: ChatTools) -> None:
     for state in servers.states:
         if state.n_stray_lines:
             chat.ui.text(
-                f"{state.server.name} has written {state.n_stray_lines} lines to its standard "
-                "output that are no messages"
+                f"{state.server.name} has written {format_count(state.n_stray_lines, 'line')} to "
+                "its standard output that are no messages"
             )
 
 

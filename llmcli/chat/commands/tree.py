@@ -70,7 +70,7 @@ def edit_question(chat: ChatSession, argument: str) -> None:
     previous_turn, previous_branch = tree.current_turn, tree.current_branch
     previous_pending = chat.pending_message
     name = tree.start_branch(turn.parent, EDIT_BRANCH)
-    chat.log.record_position(chat.conversation, chat.name)
+    chat.record_position()
     try:
         ask_and_print(chat, argument)
     finally:
@@ -78,7 +78,7 @@ def edit_question(chat: ChatSession, argument: str) -> None:
             del tree.branch_ends[name]
             tree.current_turn, tree.current_branch = previous_turn, previous_branch
             chat.pending_message = previous_pending
-            chat.log.record_position(chat.conversation, chat.name)
+            chat.record_position()
     if tree.current_branch == name:
         back = previous_branch or previous_turn
         chat.ui.note(f"on new branch {name}: /switch {back} goes back, /tree shows all")

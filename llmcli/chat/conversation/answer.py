@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from llmcli.runtime.text.reasoning import ThinkingTags, split_thinking
+from llmcli.runtime.text.reasoning import THINKING_TAGS, ThinkingTags, split_thinking
 from llmcli.types import Message
 
 
@@ -27,6 +27,14 @@ class AnswerText:
     def n_thinking_chars(self) -> int:
         """The number of generated characters that are thinking."""
         return max(0, len(self.thinking) - self.n_prompt_chars)
+
+    @property
+    def plain_thinking(self) -> str:
+        """The thinking without its tags."""
+        text = self.thinking.strip()
+        for tags in THINKING_TAGS:
+            text = text.removeprefix(tags.opening).removesuffix(tags.closing)
+        return text.strip()
 
 
 NO_ANSWER_TEXT = AnswerText("", "", "")

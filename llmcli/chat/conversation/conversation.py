@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from llmcli.chat.conversation.tool_steps import ToolStep, step_messages
-from llmcli.chat.conversation.turn_tree import TurnTree
+from llmcli.chat.conversation.turn_tree import STOPPED, TurnTree
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.sampling import Sampling
@@ -66,7 +66,7 @@ class Conversation:
 
     @property
     def stopped_indices(self) -> set[int]:
-        """The indices in `messages` of the answers that the user interrupted."""
+        """The indices in `messages` of the answers that were stopped."""
         path = self.tree.current_path()
         ends = itertools.accumulate(len(self._turn_messages(number)) for number in path)
         return {
@@ -82,11 +82,10 @@ class Conversation:
         steps: tuple[ToolStep, ...] = (),
     ) -> None:
         """Add the question `text` and its answer as a new turn after the current one. `finish`: why
-        the answer ended; it was stopped if the user or an error did that. `tokens`: number of
-        tokens of the answer. `steps`: the calls of tools before it.
+        the answer ended. `tokens`: number of tokens of the answer. `steps`: the calls of tools
+        before it.
         """
-        is_stopped = finish in ("cancelled", "failed")
-        self.tree.add_turn(text, answer, is_stopped=is_stopped, n_tokens=tokens, steps=steps)
+        self.tree.add_turn(text, answer, is_stopped=finish in STOPPED, n_tokens=tokens, steps=steps)
 
     def undo_turn(self) -> str | None:
         """Go back to the turn before the current one, which stays in the tree. Return the question

@@ -48,10 +48,9 @@ def list_names(config: Config) -> list[str]:
 def save_chat(
     conversation: Conversation, config: Config, name: str, model: str, server: str = ""
 ) -> tuple[Path, bool]:
-    """Save the conversation under `name`. `model`: name of the model. `server`:
-    address of the server that has it, "" for none. Return the path of the file,
-    and whether it replaced another file. Raises UserError if the name is invalid or the file cannot
-    be written.
+    """Save the conversation under `name`. `model`: name of the model. `server`: address of the
+    server that has it, "" for none. Return the path of the file, and whether it replaced another
+    file. Raises UserError if the name is invalid or the file cannot be written.
     """
     path = chat_path(config, name)
     head = {

@@ -43,10 +43,10 @@ class NoSessionLog:
         answered.
         """
 
-    def record_position(self, conversation: Conversation, model: str) -> None:
+    def record_position(self, conversation: Conversation, model: Mapping[str, str]) -> None:
         """Record the current turn, the branches and the dropped turns if they have changed. If the
         conversation has another tree than before, as after /load, record all of its turns and
-        settings and the model's name.
+        settings and `model`, the name and the server of the model.
         """
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class SessionLog(NoSessionLog):
         if self._is_line_open:
             self._is_line_open = not self._append(_second_half(UNANSWERED))
 
-    def record_position(self, conversation: Conversation, model: str) -> None:
+    def record_position(self, conversation: Conversation, model: Mapping[str, str]) -> None:
         tree = conversation.tree
         position = turn_records.build_position_record(tree)
         if tree is not self._tree:
@@ -136,7 +136,7 @@ class SessionLog(NoSessionLog):
                         "event": "tree",
                         "turns": turns,
                         **position,
-                        "model": {"name": model},
+                        "model": model,
                         "system": conversation.system,
                         "settings": conversation.sampling.as_dict(),
                         "predict": conversation.predict,

@@ -14,7 +14,7 @@ from typing import Any
 from llmcli.chat.conversation import turn_records
 from llmcli.chat.conversation.stored_conversation import StoredConversation
 from llmcli.chat.conversation.tool_steps import parse_steps
-from llmcli.chat.conversation.turn_tree import TurnTree
+from llmcli.chat.conversation.turn_tree import STOPPED, TurnTree
 
 # The first half of a line, which is written before the answer. It ends with the field "time".
 FIRST_HALF = re.compile(rb'\{"prompt": .*?(?<!\\)"time": "[^"\\]*"')
@@ -85,7 +85,7 @@ def _apply_answer(
     tree.move_to(_parent(tree, numbers, record))
     timing = record.get("timing")
     n_tokens = timing.get("generated_tokens") if isinstance(timing, dict) else 0
-    cut = record.get("finish") in ("cancelled", "failed")
+    cut = record.get("finish") in STOPPED
     tokens = n_tokens if isinstance(n_tokens, int) else 0
     number = tree.add_turn(question, answer, is_stopped=cut, n_tokens=tokens, steps=steps)
     if isinstance(node := record.get("node"), int):

@@ -23,7 +23,7 @@ class DamagedRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """The JSON object of a turn. `cut`: the user interrupted the answer. `tool_steps`: the calls of
+    """The JSON object of a turn. `cut`: the answer was stopped. `tool_steps`: the calls of
     tools before it.
     """
 
@@ -70,8 +70,8 @@ def parse_line(raw: bytes) -> dict[str, Any]:
 
 
 def build_turn_record(turn: Turn) -> dict[str, Any]:
-    """Convert a turn to a JSON object. The field `cut` is present only if the user interrupted the
-    answer, and `tool_steps` only if it has called tools.
+    """Convert a turn to a JSON object. The field `cut` is present only if the answer was stopped,
+    and `tool_steps` only if tools were called.
     """
     record: dict[str, Any] = {
         "parent": turn.parent,

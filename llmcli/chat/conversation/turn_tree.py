@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 
 from llmcli.chat.conversation.tool_steps import ToolStep
 from llmcli.errors import UserError
+from llmcli.types import Finish
 
 MAIN_BRANCH = "main"
+STOPPED: tuple[Finish, ...] = ("cancelled", "failed")  # ends of answers that were stopped
 BRANCH_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A question and its answer. `parent`: number of the turn before it, 0 for none. `is_stopped`:
-    the user interrupted the answer. `n_tokens`: number of tokens of the answer, 0 if unknown.
+    the user or an error ended the answer. `n_tokens`: number of tokens of the answer, 0 if unknown.
     `steps`: the calls of tools before the answer.
     """
 

@@ -2,7 +2,6 @@
 absent, and lengths are limited.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from llmcli.http_client.client import RequestError
 from llmcli.http_client.openai_stream import TokenUsage
 from llmcli.runtime.sampling.top_logprobs import MAX_TOP_LOGPROBS
 
-MAX_ANSWER_CHARS = 1 << 21  # longer answers are broken off
+MAX_ANSWER_CHARS = 1 << 21  # the reading of a longer answer ends with an error
 MAX_SHOWN_CHARS = 80  # of a body that is not a stream
 THINKING_FIELDS = ("reasoning_content", "reasoning")
 
@@ -139,8 +138,3 @@ def _read_pair(entry: object) -> tuple[str, float] | None:
     if not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob > 1e-3:
         return None
     return _read_text(text), float(logprob)
-
-
-def encode_request(document: dict[str, Any]) -> bytes:
-    """Return the JSON of a request's body."""
-    return json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")

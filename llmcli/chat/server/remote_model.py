@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from llmcli.chat.chat_model import ChatModel, ChatReply, ChatState, ContextUse
 from llmcli.chat.conversation.answer import split_answer
 from llmcli.chat.server import server_report, server_request
-from llmcli.chat.server.answer_stream import encode_request
 from llmcli.chat.server.server_answer import ServerAnswer, ServerReply
 from llmcli.chat.server.server_kind import UNKNOWN, ServerKind, recognize_kind
 from llmcli.errors import UserError
@@ -33,10 +32,6 @@ LIST_SECONDS = 30.0  # time limit for the list of models
 MAX_LISTED_MODELS = 20  # in an error message
 MAX_NAME_CHARS = 200  # of a model's name; longer ones are not offered
 MAX_CONTEXT = 1 << 32  # a longer context is not believed
-# Settings that only the engine in this process has.
-LOCAL_SETTINGS = frozenset(
-    ("beams", "length_penalty", "early_stopping", "ngram_draft", "on_full", "endless")
-)
 # Settings that every server has: they are fields of OpenAI's API, or only change the display.
 SHARED_SETTINGS = frozenset(
     (
@@ -174,7 +169,8 @@ class RemoteModel(ChatModel):
         start = time.perf_counter()
         chat.opened_tags = None
         body = server_request.build_request(chat, self._served.kind, text, self._reasoning)
-        stream = self._client.post(f"{self._base_url}/chat/completions", encode_request(body))
+        raw = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        stream = self._client.post(f"{self._base_url}/chat/completions", raw)
         return ServerReply(stream, start, chat.conversation.sampling.seed, self.explain)
 
     def encode_messages(
@@ -208,7 +204,7 @@ class RemoteModel(ChatModel):
         self, constraint: Constraint | None, opened_tags: ThinkingTags | None, answer: Answer
     ) -> bool:
         if constraint is None or answer.error is not None:
-            return True  # an error is told by itself
+            return True  # the chat reports the error itself
         if answer.finish != "stop" or constraint.kind != "json_schema":
             return answer.finish == "stop"
         try:
@@ -226,15 +222,11 @@ class RemoteModel(ChatModel):
         return {"constraint": {"kind": constraint.kind, "complete": complete}}
 
     def setting_obstacle(self, name: str) -> str:
-        if name in SHARED_SETTINGS or name == "system":
+        if name in SHARED_SETTINGS:
             return ""
-        names = {alias: one.name for one in sampling_settings().values() for alias in one.aliases}
-        name = names.get(name, name)
-        if name in sampling_settings() or name == "ignore_eos":
+        if name in sampling_settings() or name in ("ignore_eos", "reasoning_budget"):
             return server_request.find_obstacle(self._served.kind, name)
-        if name in LOCAL_SETTINGS:
-            return f"it belongs to a model in this process, and {self._base_url} has its own"
-        return ""
+        return f"it belongs to a model in this process, and {self._base_url} has its own"
 
     def has_own_value(self, chat: ChatState, name: str) -> bool:
         return name not in server_request.sent_settings(chat.conversation)

@@ -24,7 +24,9 @@ def chunk_gaps(answer: ServerAnswer) -> list[float]:
 
 
 def build_document(address: str, name: str, answer: ServerAnswer) -> dict[str, Any]:
-    """Return an answer as a JSON document with the fields of `run --json` that a server tells."""
+    """Return an answer as a JSON document with those fields of `run --json` whose values a server
+    sends.
+    """
     usage, gaps = answer.usage, chunk_gaps(answer)
     itl = {f"p{share * 100:.0f}": percentile(gaps, share) for share in PERCENTILES}
     return {

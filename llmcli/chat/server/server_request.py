@@ -35,8 +35,8 @@ def build_request(
     model is asked to think; None leaves that to the server.
 
     Raises UserError for a grammar that this kind of server does not take. Warns of settings that it
-    does not have (those of a conversation that another model began), and of settings that an unknown
-    server may ignore.
+    does not have (those of a conversation that another model began), and of settings that an
+    unknown server may ignore.
     """
     conversation = chat.conversation
     messages = [
@@ -58,27 +58,28 @@ def build_request(
         document["stop"] = list(chat.stop_texts)
     if chat.logprobs or chat.display.probs:
         document |= {"logprobs": True, "top_logprobs": chat.display.probs}
-    values = sent_settings(conversation) | ({"ignore_eos": True} if chat.ignore_eos else {})
+    values = sent_settings(conversation)
+    if chat.ignore_eos:
+        values["ignore_eos"] = True
+    if chat.reasoning_budget is not None:
+        values["reasoning_budget"] = chat.reasoning_budget
     for name, value in values.items():
         if obstacle := find_obstacle(kind, name):
             chat.warn_once(f"{name} is set, but not sent: {obstacle}")
+        elif name == "reasoning_budget":
+            document["reasoning"] = {"max_tokens": value}
         else:
             document[kind.field_names[name]] = _field_value(name, value)
     if reasoning is not None and not kind.reasoning:  # /model has changed the kind of server
         chat.warn_once(f"reasoning is set, but not sent: {kind.name} has no field for it")
     elif reasoning is not None:
         document |= kind.reasoning[reasoning]
-    if chat.reasoning_budget is not None and not kind.has_reasoning_budget:
-        chat.warn_once(f"reasoning_budget is set, but not sent: {kind.name} has no field for it")
-    elif chat.reasoning_budget is not None:
-        document["reasoning"] = {"max_tokens": chat.reasoning_budget}
     if conversation.constraint:
         document |= build_constraint(kind, conversation.constraint)
     if not kind.is_known:
         uncertain = [
             *(name for name in values if name not in OPENAI_NAMES),
             *(["reasoning"] if reasoning is not None else []),
-            *(["reasoning_budget"] if chat.reasoning_budget is not None else []),
             *(["grammar"] if conversation.constraint and "grammar" in document else []),
         ]
         if uncertain:
@@ -87,8 +88,12 @@ def build_request(
 
 
 def find_obstacle(kind: ServerKind, name: str) -> str:
-    """Return why a server of this kind does not have the sampling setting `name`, or ""."""
-    if name in kind.field_names:
+    """Return why a server of this kind does not have a setting, or "". `name`: a sampling setting,
+    "ignore_eos" or "reasoning_budget".
+    """
+    if name == "reasoning_budget" and not kind.has_reasoning_budget:
+        return f"{kind.name} has no field for it"
+    if name in kind.field_names or name == "reasoning_budget":
         return ""
     if kind.is_known:
         return f"{kind.name} does not have it in OpenAI's API"

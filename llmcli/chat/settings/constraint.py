@@ -37,9 +37,8 @@ def _set_constraint(chat: ChatSession, kind: ConstraintKind, value: str, is_text
     constraint = Constraint(
         kind, value if is_text else _read_text(value), jump=current.jump if current else "lossless"
     )
-    not_enforced = chat.model.check_constraint(
-        constraint
-    )  # raises if the schema or grammar is invalid
+    # raises if the schema or grammar is invalid
+    not_enforced = chat.model.check_constraint(constraint)
     chat.conversation.constraint = constraint
     if not_enforced:
         chat.ui.note(constraint_report.describe_not_enforced(not_enforced))

@@ -1,5 +1,6 @@
-"""The settings `reasoning` and `reasoning_budget`: whether the chat template tells the model to think
-before it answers, which some templates and servers do not support, and how long an answer may think.
+"""The settings `reasoning` and `reasoning_budget`: whether the chat template tells the model to
+think before it answers, which some templates and servers do not support, and how long an answer may
+think.
 """
 
 from collections.abc import Iterable
@@ -41,7 +42,9 @@ def _change_budget(chat: ChatSession, value: str) -> None:
             hint="reasoning_budget takes a whole number, 0 for no thinking, or -1 for no limit",
         )
     if number >= 0 and chat.conversation.search.beams > 1:
-        raise UserError("a beam search has no budget of thinking tokens", hint="use /beams 1 first")
+        raise UserError(
+            "a beam search has no budget of thinking tokens", hint="use /set beams 1 first"
+        )
     chat.reasoning_budget = None if number == -1 else number
 
 

@@ -23,9 +23,9 @@ def find_asker() -> AskUser | None:
 
 
 def ask_permission(question: str) -> Permission:
-    """Show a question until the user answers it. The end of the input means no. Keys that were typed
-    before the question are discarded: they were not meant for it. Raises KeyboardInterrupt after
-    Ctrl-C.
+    """Show a question until the user answers it. The end of the input means no. Keys that were
+    typed before the question are discarded: they were not meant for it. Raises KeyboardInterrupt
+    after Ctrl-C.
     """
     terminal_status.end()
     mode = terminal_mode.read_mode()

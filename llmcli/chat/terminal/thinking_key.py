@@ -1,7 +1,7 @@
 """The keys while an answer is written: Ctrl-G ends its thinking, and no key is shown.
 
-The terminal itself turns Ctrl-G into a signal, as it does with Ctrl-C. So no thread has to read keys,
-and what the user types ahead stays in the terminal for the next input line.
+The terminal itself turns Ctrl-G into a signal, as it does with Ctrl-C. So no thread has to read
+keys, and what the user types ahead stays in the terminal for the next input line.
 """
 
 import signal

@@ -1,8 +1,9 @@
 """The tools of a chat: which the model may call, whether the user is asked first, and the calls."""
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.chat.conversation.tool_steps import CallRecord
 from llmcli.chat.display.stream_writer import print_dimmed
@@ -20,15 +21,17 @@ if TYPE_CHECKING:
 Allowance = Literal["ask", "allow", "deny"]
 Permission = Literal["once", "always", "no"]
 AskUser = Callable[[str], Permission]  # shows a question, and returns the user's answer
-MAX_CALLS = 16  # of one answer
+MAX_CALLS = 16  # that a model makes at once, before it reads their results
 SHOWN_LINES, SHOWN_COLUMNS = 8, 200  # of a result
 SHOWN_ARGUMENTS = 4000  # characters of the arguments of a call
+SHOWN_NAME = 60  # characters of a tool's name that the model has made up
 NO_TERMINAL = "not called: the user has not allowed this tool"
 
 
 class ChatTools:
-    """The tools of a chat. `ask_user`: None if nobody can be asked, so that only allowed tools are
-    called. `allowances`: what the user has decided about each tool, by its name.
+    """The tools of a chat. `ask_user`: asks the user before a call; None without a terminal, where
+    only allowed tools are called. `allowances`: what the user has decided about each tool, by its
+    name.
     """
 
     def __init__(self, servers: ToolServers, ui: UI, ask_user: AskUser | None) -> None:
@@ -78,13 +81,12 @@ class ChatTools:
     def run_calls(
         self, calls: "Sequence[ToolCall]", should_stop: Callable[[], bool]
     ) -> Iterable[CallRecord]:
-        """Make the calls of an answer one after the other, and yield them with their results. Raises
-        KeyboardInterrupt if the user stops one.
+        """Make the calls of an answer one after the other, and yield them with their results.
+        Raises KeyboardInterrupt if the user stops one.
         """
         for number, call in enumerate(calls):
             if number >= MAX_CALLS:
-                result = ToolResult(f"not called: at most {MAX_CALLS} calls at once", True)
-                self.ui.note(f"{call.name}: {result.text}")
+                result = self._refuse(call, f"not called: at most {MAX_CALLS} calls at once")
             else:
                 result = self._run_call(call, should_stop)
             yield CallRecord(call.id, call.name, call.arguments, result.text, result.is_error)
@@ -97,12 +99,11 @@ class ChatTools:
         if tool is None or self.allowances[tool.name] == "deny":
             names = ", ".join(self.offered_names)
             return self._refuse(
-                call, f"there is no tool {call.name[:60]!r}; the tools are: {names}"
+                call, f"there is no tool {call.name[:SHOWN_NAME]!r}; the tools are: {names}"
             )
         if arguments is None:
             return self._refuse(call, "not called: the arguments are not a JSON object")
-        description = describe_call(tool, call.arguments)
-        print_dimmed(self.ui, f"[tool {description}]")
+        print_dimmed(self.ui, f"[tool {describe_call(tool, arguments)}]")
         if self.allowances[tool.name] == "ask" and (refusal := self._ask(tool)):
             return ToolResult(refusal, is_error=True)
         with self.ui.status(f"{tool.name} runs …"):
@@ -111,7 +112,7 @@ class ChatTools:
         return result
 
     def _refuse(self, call: "ToolCall", reason: str) -> ToolResult:
-        self.ui.note(f"tool {call.name[:60]}: {reason}")
+        self.ui.note(f"tool {call.name[:SHOWN_NAME]}: {reason}")
         return ToolResult(reason, is_error=True)
 
     def _ask(self, tool: ServerTool) -> str:
@@ -125,7 +126,9 @@ class ChatTools:
         return "not called: the user refused it" if permission == "no" else ""
 
     def _show_result(self, tool: ServerTool, result: ToolResult) -> None:
-        """Print the beginning of a result, with a mark before each line that no text can remove."""
+        """Print the beginning of a result, with a mark before each line, which shows that the line
+        is not the model's.
+        """
         lines = result.text.split("\n")
         size = format_count(len(result.text.encode()), "byte")
         kind = "error" if result.is_error else "output"
@@ -138,9 +141,9 @@ class ChatTools:
             print_dimmed(self.ui, f"│ … {format_count(len(lines) - SHOWN_LINES, 'more line')}")
 
 
-def describe_call(tool: ServerTool, arguments: str) -> str:
-    """Return a call as one line: server, name and arguments."""
-    text = " ".join(arguments.split())
+def describe_call(tool: ServerTool, arguments: Mapping[str, Any]) -> str:
+    """Return a call as one line: server, name, and the arguments exactly as the server gets them."""
+    text = json.dumps(arguments, ensure_ascii=False)
     if len(text) > SHOWN_ARGUMENTS:
         text = f"{text[:SHOWN_ARGUMENTS]}… ({len(text):,} characters)"
     return f"{tool.server}: {tool.own_name}({text})"

@@ -17,15 +17,12 @@ from llmcli.ui import UI
 def open_tools(
     request: ToolRequest, config: Config, ui: UI, ask_user: AskUser | None
 ) -> Iterator[ChatTools | None]:
-    """Start the tool servers of `request` for the block; None without `mcp`. Servers that do not
-    start, and tools that are left out, are told.
+    """Start the tool servers of `request` for the block, and yield their tools; None without `mcp`.
+    Print a warning for each server that does not start and each tool that is left out.
 
     Raises UserError if the file is wrong, no server starts, or a tool to allow does not exist.
     """
-    limits = request.limits()
     if request.mcp is None:
-        if request.allow_tool:
-            raise UserError("--allow-tool needs tools", hint="name their servers with --mcp FILE")
         yield None
         return
     path = expand_path(request.mcp)
@@ -40,7 +37,7 @@ def open_tools(
         )
     with ExitStack() as stack:
         with ui.status(f"starting the tool servers of {path.name} …"):
-            pool = stack.enter_context(ToolServers(servers, limits))
+            pool = stack.enter_context(ToolServers(servers, request.limits()))
         failed = [state for state in pool.states if state.state != "ready"]
         for state in failed:
             ui.warn(f"tool server {state.server.name}: {state.problem}")

@@ -1,4 +1,4 @@
-"""What the options of `chat` and `run` say about tools."""
+"""Which tools a chat has, as the options of `chat` and `run` say it."""
 
 import math
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ from llmcli.commands.options.run import (
     parse_run_flags,
     run_command_without,
 )
-from llmcli.commands.options.tools import ToolOptions
+from llmcli.commands.options.tools import ToolOptions, list_tool_flags
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
 
@@ -116,7 +116,11 @@ def chat(
     if server is None and (typed := [flag for flag, value in connection.items() if value]):
         raise UsageError(f"{typed[0]} applies to --server", hint="add --server URL")
     run_flags = parse_run_flags(ctx)
-    _check_tools(tools, run_flags)
+    if server is None:
+        _check_tools(tools, run_flags)
+    else:
+        server_chat.check_run_flags(ctx.meta.get(META_KEY, {}))
+        server_chat.check_tools(tools)
     ref = choose_model(ref, run_flags.model)
     if run_flags.samples > 1:
         raise UsageError(
@@ -128,8 +132,6 @@ def chat(
     stored = item.read_conversation() if item else None
     if server is not None:
         options = server_chat.ServerOptions(server, api_key, api_key_file, cacert, insecure)
-        server_chat.check_run_flags(ctx.meta.get(META_KEY, {}))
-        server_chat.check_tools(tools)
         earlier_model = stored.model if stored else ""
         with server_chat.open_server_chat(
             options, ref, earlier_model, run_flags, config, ui
@@ -196,9 +198,10 @@ def run(
 
     Without a prompt, on a terminal, opens the chat.
     """
-    if tools.mcp is not None and (skeleton or replay is not None):
+    if (tool_flags := list_tool_flags(tools)) and (skeleton or replay is not None):
         raise UsageError(
-            f"{'--skeleton' if skeleton else '--replay'} calls no tools", hint="leave out --mcp"
+            f"{'--skeleton' if skeleton else '--replay'} calls no tools",
+            hint=f"leave out {' and '.join(tool_flags)}",
         )
     if replay is not None:
         _replay(ctx, replay, ref, text, json, skeleton)
@@ -246,6 +249,8 @@ def _check_tools(tools: ToolRequest, run_flags: RunFlags) -> None:
     """Raise UsageError for options that exclude tools, and UserError for values out of range."""
     tools.limits()
     if tools.mcp is None:
+        if flags := list_tool_flags(tools):
+            raise UsageError(f"{flags[0]} applies to --mcp", hint="add --mcp FILE")
         return
     for flag, is_active in (
         ("--samples", run_flags.samples > 1),

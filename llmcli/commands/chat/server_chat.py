@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from llmcli.chat.tools.tool_request import ToolRequest
 from llmcli.commands.options.run import FLAGS_OF_FIELD, run_flags
+from llmcli.commands.options.tools import list_tool_flags
 from llmcli.errors import UsageError, UserError
+from llmcli.loopback import is_loopback
 from llmcli.model_loader.run_flags import RunFlags
 
 if TYPE_CHECKING:
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 EXAMPLE = "llmcli chat --server http://127.0.0.1:8080"
-MAX_ANSWER_SECONDS = 6 * 3600.0  # of one answer; a server that never ends is left then
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+MAX_ANSWER_SECONDS = 6 * 3600.0  # of one answer; its connection is closed then
 # The fields of RunFlags whose options have an effect with a server, besides the sampling settings.
 SERVER_FIELDS = (
     *("model", "offline", "prompt", "file", "system", "predict", "stops", "ignore_eos"),
-    *("reasoning", "markdown", "hide_thinking", "logprobs"),
+    *("reasoning", "reasoning_budget", "markdown", "hide_thinking", "logprobs"),
 )
 CONSTRAINT_OPTIONS = ("json_schema", "json_schema_file", "grammar", "grammar_file")
 
@@ -56,11 +56,11 @@ def check_run_flags(typed: Mapping[str, object]) -> None:
 
 
 def check_tools(tools: ToolRequest) -> None:
-    """Raise UsageError if the model may call tools, which only one in this process can."""
-    if tools.mcp is not None or tools.allow_tool:
+    """Raise UsageError for an option about tools, which only a model in this process can call."""
+    if flags := list_tool_flags(tools):
         raise UsageError(
             "tools are called only by a model in this process, and --server uses another",
-            hint="leave out --mcp and --allow-tool, or chat without --server: "
+            hint=f"leave out {' and '.join(flags)}, or chat without --server: "
             "llmcli chat REF --mcp FILE",
         )
 
@@ -97,7 +97,9 @@ def open_server_chat(
         typed = {
             sampling.find_setting(word).name: value for word, value in run_flags.settings.items()
         }
-        for setting in (*typed, *(["ignore_eos"] if run_flags.ignore_eos else [])):
+        budget = None if run_flags.reasoning_budget == -1 else run_flags.reasoning_budget
+        others = {"ignore_eos": run_flags.ignore_eos, "reasoning_budget": budget is not None}
+        for setting in (*typed, *(name for name, is_set in others.items() if is_set)):
             if obstacle := model.setting_obstacle(setting):
                 flag = setting.replace("_", "-")
                 raise UserError(f"--{flag} has no effect here: {obstacle}", hint="leave it out")
@@ -118,6 +120,7 @@ def open_server_chat(
             ui,
             run_flags.stops,
             run_flags.ignore_eos,
+            reasoning_budget=budget,
             display=DisplaySettings(
                 probs=run_flags.logprobs,
                 thinking=HIDE if run_flags.hide_thinking else SHOW,
@@ -150,7 +153,7 @@ def _connection(options: ServerOptions, base_url: str, config: "Config") -> "Con
 
 def _check_offline(base_url: str, config: "Config") -> None:
     """Raise UserError for a server of another machine if no network connection may be made."""
-    if config.offline and (urlsplit(base_url).hostname or "") not in LOOPBACK_HOSTS:
+    if config.offline and not is_loopback(base_url):
         raise UserError(
             f"offline: no connection to {base_url} is made",
             hint="leave out --offline (or HF_HUB_OFFLINE), or use a server on this machine",

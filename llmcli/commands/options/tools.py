@@ -1,5 +1,6 @@
 """The options about tools of `chat` and `run`."""
 
+from dataclasses import fields
 from typing import Annotated
 
 import typer
@@ -37,3 +38,13 @@ ToolOptions = Annotated[
         ),
     ),
 ]
+
+
+def list_tool_flags(tools: ToolRequest) -> list[str]:
+    """Return the options about tools that have been given."""
+    values = ((field, getattr(tools, field.name)) for field in fields(tools))
+    return [
+        f"--{field.name.replace('_', '-')}"
+        for field, value in values
+        if value != field.default and value != []
+    ]

@@ -97,7 +97,7 @@ def _interrupt_once(start_reply: Callable[..., Any], server: Scripted) -> Callab
     return start
 
 
-def test_the_status_line_shows_what_a_server_tells(
+def test_the_status_line_shows_the_counts_of_the_server(
     make_chat: Callable[[Scripted], ChatSession], scripted: Servers
 ) -> None:
     server = scripted(streamed("Yes", END, counted(90, 10)))

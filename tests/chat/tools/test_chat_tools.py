@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from llmcli.errors import UserError
 from llmcli.tool_servers.limits import ToolLimits
 from llmcli.tool_servers.server_file import ToolServer
 from llmcli.tool_servers.server_pool import ToolServers
+from tests.chat.terminal.test_interrupts import type_keys
 from tests.fixtures import tool_server
-from tests.fixtures.fakes import EOS
+from tests.fixtures.fakes import answering
 
 pytest.importorskip("mcp", reason="needs the extra mcp: pip install 'llmcli[mcp]'")
 
@@ -31,22 +33,6 @@ Open = Callable[..., ChatSession]
 def call_text(name: str, **arguments: Any) -> str:
     """Return a call as the model writes it, in the format of models without one of their own."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def answering(*replies: str) -> Callable[[list[int]], int]:
-    """Return a model that gives these answers in turn, the last one again and again: one for each
-    message of the assistant in the prompt.
-    """
-    openings = [b"<assistant>"]
-
-    def speak(tokens: list[int]) -> int:
-        raw = bytes(token for token in tokens if token < 256)
-        number = raw.count(openings[0]) - 1
-        said = raw.rpartition(openings[0])[2]
-        reply = replies[min(number, len(replies) - 1)].encode()
-        return reply[len(said)] if len(said) < len(reply) else EOS
-
-    return speak
 
 
 @pytest.fixture
@@ -127,7 +113,7 @@ def test_the_user_is_asked(open_chat: Open, permission: Any, result: str, allowa
     assert chat.tools and chat.tools.allowances["add"] == allowance
 
 
-def test_without_anybody_to_ask_a_tool_is_refused(
+def test_without_a_terminal_a_tool_is_refused(
     open_chat: Open, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chat = open_chat(call_text("add", a=2, b=3), "done", allow="echo")
@@ -175,14 +161,29 @@ def test_the_rounds_of_an_answer_are_bounded(
     assert "3 times, which is the limit (--tool-rounds)" in capsys.readouterr().err
 
 
-def test_the_calls_of_one_answer_are_bounded(open_chat: Open) -> None:
-    chat = open_chat("\n".join([call_text("add", a=1, b=1)] * 20), "done")
+def test_the_calls_at_once_are_bounded(open_chat: Open, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = [call_text("add", a=1, b=1)] * 16 + [call_text("x" * 500)] * 4
+    chat = open_chat("\n".join(calls), "done")
     input_loop.handle_line(chat, "many")
     results = [m.content for m in chat.conversation.messages if m.role == "tool"]
-    assert results == ["2"] * 16 + ["not called: at most 16 calls at once"] * 4
+    refusal = "not called: at most 16 calls at once"
+    assert results == ["2"] * 16 + [refusal] * 4
+    assert capsys.readouterr().err.count(f"tool {'x' * 60}: {refusal}\n") == 4
 
 
-def test_a_long_result_is_cut_and_told(open_chat: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_is_shown_with_the_arguments_that_the_server_gets(
+    open_chat: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = '{"name": "echo", "arguments": {"text": "shown",\n "text": "a  \\nb"}}'
+    chat = open_chat(f"<tool_call>\n{written}\n</tool_call>", "done")
+    input_loop.handle_line(chat, "go")
+    assert '[tool srv: echo({"text": "a  \\nb"})]' in capsys.readouterr().err
+    assert chat.conversation.messages[2].content == "a  \nb"
+
+
+def test_a_long_result_is_cut_and_the_cut_is_shown(
+    open_chat: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
     chat = open_chat(call_text("large", count=5000), "done", output_bytes=100)
     input_loop.handle_line(chat, "go")
     assert chat.conversation.messages[2].content == (
@@ -216,6 +217,55 @@ def test_ctrl_c_before_a_result_leaves_the_question_unanswered(open_chat: Open) 
         input_loop.handle_line(chat, "go")
     assert not chat.conversation.tree.turns
     assert chat.pending_message == "go"
+
+
+def test_ctrl_c_in_a_running_call_cancels_it_and_keeps_what_was_done(
+    open_chat: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_calls = call_text("echo", text="1") + call_text("echo", text="2")
+    chat = open_chat(
+        *(two_calls, "", call_text("echo", text="3"), "fine"),
+        behaviour="interrupts_the_second_call",
+        call_seconds=600,
+    )
+    type_keys(chat, "go\rgo on\r")
+    assert "(stopped)" in capsys.readouterr().err
+    first, second = chat.conversation.tree.turns
+    assert first.is_stopped
+    assert [call.result for step in first.steps for call in step.calls] == ["not cancelled"]
+    assert [call.result for step in second.steps for call in step.calls] == ["cancelled"]
+    assert second.answer == "fine"
+
+
+def test_an_error_after_calls_keeps_what_was_done(open_chat: Open) -> None:
+    calls = "\n".join([call_text("large", count=9000)] * 2)
+    chat = open_chat("hello", calls, output_bytes=9000)
+    input_loop.handle_line(chat, "hello")
+    log = SessionLog(chat.config, chat.ui.warn)
+    chat.log = log
+    with pytest.raises(UserError, match="the context holds"):
+        input_loop.handle_line(chat, "go")
+    chat.log.close()
+    turn = chat.conversation.tree.turns[-1]
+    assert (turn.question, turn.answer, turn.is_stopped) == ("go", "", True)
+    assert [len(call.result) for step in turn.steps for call in step.calls] == [9000, 9000]
+    stored = history.find_item(chat.config, log.path.stem).read_conversation()
+    assert (stored.model, stored.tree.turns[-1].steps) == ("fake", turn.steps)
+
+
+def test_arguments_of_several_lines_stay_a_code_block_in_an_export(
+    open_chat: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = '{"name": "echo", "arguments": {"text":\n"x"}}'
+    chat = open_chat(f"<tool_call>\n{written}\n</tool_call>", "done")
+    input_loop.handle_line(chat, "go")
+    step = chat.conversation.tree.turns[0].steps[0]
+    forged = replace(step.calls[0], arguments='{"text":\n## User\n"x"}')
+    chat.conversation.add_turn("q", "a", "stop", steps=(replace(step, calls=(forged,)),))
+    capsys.readouterr()
+    input_loop.handle_line(chat, "/export md")
+    out = capsys.readouterr().out
+    assert '    echo({"text":\n    ## User\n    "x"})\n' in out
 
 
 def test_calls_are_in_the_log_in_saved_chats_and_in_exports(

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures import tool_server
 from tests.fixtures.cli import Done
+from tests.fixtures.fakes import answering
 
 Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
@@ -610,3 +612,46 @@ def test_kv_shows_the_checkpoints_of_a_recurrent_model(llmcli: Llmcli, tmp_path:
         assert lengths == sorted(set(lengths))
         assert len(lengths) == min(8, int(row[1]))
     assert not few[3] and many[3]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mcp", "x", "--samples", "2"], "--mcp cannot be combined with --samples"),
+        (["--mcp", "x", "--raw"], "--mcp cannot be combined with --raw"),
+        (["--mcp", "x", "-j", "{}"], "--mcp cannot be combined with a grammar or schema"),
+        (["--mcp", "x", "--skeleton"], "--skeleton calls no tools"),
+        (["--allow-tool", "x", "--skeleton"], "--skeleton calls no tools"),
+        (["--mcp", "x", "--replay", "x"], "--replay calls no tools"),
+        (["--allow-tool", "x"], "--allow-tool applies to --mcp"),
+        (["--tool-rounds", "3"], "--tool-rounds applies to --mcp"),
+    ],
+)
+def test_options_about_tools_that_do_not_fit_are_refused(
+    llmcli: Llmcli, fake: Fake, words: list[str], message: str
+) -> None:
+    opened = fake()
+    done = llmcli("run", "fake", "hi", *words)
+    assert (done.code, done.out, opened) == (2, "", [])
+    assert message in done.err
+
+
+def test_a_run_calls_tools_and_its_document_has_the_calls(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
+    pytest.importorskip("mcp", reason="needs the extra mcp: pip install 'llmcli[mcp]'")
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    fake(answering(call, "It is 5."), n_ctx=16_384)
+    file = tmp_path / "servers.json"
+    server = {"command": sys.executable, "args": [tool_server.__file__, "honest"]}
+    file.write_text(json.dumps({"mcpServers": {"srv": server}}))
+    done = llmcli("run", "fake", "2 + 3?", "--mcp", str(file), "--allow-tool", "*", "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["text"] == "It is 5."
+    assert "add" in document["tools"]
+    assert [call["result"] for call in document["tool_steps"][0]["calls"]] == ["5"]
+    receipt = tmp_path / "run.json"
+    receipt.write_text(done.out)
+    replayed = llmcli("run", "--replay", str(receipt))
+    assert (replayed.code, "this run had tools" in replayed.err) == (1, True)

@@ -90,6 +90,10 @@ def test_branches_sessions_and_export(llmcli: Llmcli, scripted: Servers, home: P
     record = json.loads(log.read_text().splitlines()[-1])
     assert record["model"] == {"name": "scripted", "server": f"{server.url}/v1"}
     assert (record["timing"]["chunks"], record["timing"]["generated_tokens"]) == (1, 1)
+    # the log still has the server after /load has replaced the conversation
+    llmcli("chat", "--server", server.url, stdin=b"one\n/load kept\n")
+    refused = llmcli("chat", "--resume", "last", stdin=b"more\n")
+    assert f"used scripted of the server {server.url}/v1" in refused.err
 
 
 def test_calls_of_a_resumed_chat_are_sent_with_their_results(
@@ -166,6 +170,26 @@ def test_settings_are_sent_under_the_names_of_the_server(
     names = set(server.bodies[0]) - expected if server.bodies else set()
     assert names == set(sent or {})
     assert all(server.bodies[0][name] == value for name, value in (sent or {}).items())
+
+
+def test_a_budget_for_thinking_is_sent_only_to_servers_that_have_it(
+    llmcli: Llmcli, scripted: Servers
+) -> None:
+    server = scripted(HELLO)
+    words = ["chat", "--server", server.url]
+    server.models = listing("m", owner="llmcli")
+    lines = b"a?\n/set budget 5\nb?\n/set budget -1\nc?\n"
+    assert llmcli(*words, "--reasoning-budget", "9", stdin=lines).code == 0
+    sent = [body.get("reasoning") for body in server.bodies]
+    assert sent == [{"max_tokens": 9}, {"max_tokens": 5}, None]
+    server.models = listing("m", owner="vllm")
+    refused = llmcli(*words, "--reasoning-budget", "9", stdin=b"a?\n")
+    assert (refused.code, len(server.bodies)) == (1, 3)
+    assert "--reasoning-budget has no effect here: vLLM has no field for it" in refused.err
+    done = llmcli(*words, stdin=b"/set thinking_budget 9\n/set\na?\n")
+    assert "thinking_budget cannot be changed here: vLLM has no field for it" in done.err
+    assert "reasoning_budget" not in done.out
+    assert "reasoning" not in server.bodies[-1]
 
 
 def test_a_default_that_the_user_sets_is_sent(llmcli: Llmcli, scripted: Servers) -> None:
@@ -370,7 +394,8 @@ def test_a_server_that_is_not_there_is_one_error(llmcli: Llmcli) -> None:
         (["--server", "http://h", "--beams", "2"], 2, "--beams configures"),
         (["--server", "http://h", "--on-full", "shift"], 2, "--on-full configures"),
         (["--server", "http://h", "--chat-template", "x"], 2, "--chat-template configures"),
-        (["--server", "http://h", "--mcp", "x"], 2, "leave out --mcp and --allow-tool"),
+        (["--server", "http://h", "--mcp", "x"], 2, "leave out --mcp, or chat without --server"),
+        (["--server", "http://h", "--tool-rounds", "3"], 2, "leave out --tool-rounds, or"),
         (["--server", "http://h", "--allow-tool", "x"], 2, "tools are called only by a model in"),
         (["--api-key", "x"], 2, "--api-key applies to --server"),
         (["--insecure"], 2, "--insecure applies to --server"),
@@ -390,7 +415,7 @@ def test_what_needs_the_model_in_this_process_says_so(
     server, file = scripted(HELLO), tmp_path / "notes.txt"
     file.write_text("The ferry leaves at nine.")
     commands = ["/kv", "/bench", "/beams", "/context", "/context drop 1", "/show info"]
-    commands += ["/show template", "/set ctx_size 4"]
+    commands += ["/show template", "/set ctx_size 4", "/tools"]
     done = llmcli("chat", "--server", server.url, stdin="\n".join(["a?", *commands]).encode())
     errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
     needed = f"this needs the model in this process, and the chat uses the server {server.url}/v1"
