@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import Message
 
 from llmcli.errors import UserError
+from llmcli.serve.engine_thread.bridge import FLUSH_SECONDS
 from llmcli.serve.processes import asgi_relay
 from llmcli.serve.processes.asgi_relay import RelayFrame, encode_frame, read_frame
 from llmcli.serve.processes.front import UpstreamLost
@@ -22,7 +23,8 @@ from llmcli.serve.processes.front import UpstreamLost
 # Time without a heartbeat after which the process is killed. Heartbeats go on during a long pass; a
 # process whose engine is stuck says so itself (asgi_relay.py).
 HEARTBEAT_TIMEOUT_SECONDS = 120.0
-EXIT_SECONDS = 10.0  # time for a process to end after its link was closed
+# Time for a process to end after its link was closed. Before, it saves the states of its cache.
+EXIT_SECONDS = FLUSH_SECONDS + 10.0
 
 
 class ModelProcess:
@@ -161,7 +163,7 @@ class ModelProcess:
             self._writer.write(encode_frame(("in", number, message)))
 
     def _close_call(self, number: int) -> None:
-        """Tell the process that the client of a request has disconnected, and forget the
+        """Report to the process that the client of a request has disconnected, and forget the
         request.
         """
         self._send(number, {"type": "http.disconnect"})

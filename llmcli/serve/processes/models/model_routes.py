@@ -1,5 +1,5 @@
-"""What a server of several models answers itself: lists of the models, loading and unloading, its
-health and its memory.
+"""The requests that a server of several models answers itself: lists of the models, loading and
+unloading, its health and its memory.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
@@ -25,15 +26,16 @@ from llmcli.serve.http.exchange import (
     read_body,
 )
 from llmcli.serve.http.routes import ROUTES
+from llmcli.serve.http.routes.answer_control import parse_control, unknown_answer
 from llmcli.serve.http.routes.api_description import docs_response, openapi_response
 from llmcli.serve.http.routes.ollama import OLLAMA_VERSION
 from llmcli.serve.http.routes.ollama_models import PULL_STATUSES
 from llmcli.serve.http.routes.page import build_page
+from llmcli.serve.http.service import Route
 from llmcli.serve.processes.models import model_reports
 from llmcli.serve.processes.models.model_pool import ModelPool, PooledModel
 from llmcli.serve.processes.models.model_request import read_keep_alive
 
-PUBLIC_PATHS = ("/", "/index.html", "/health", "/v1/health", "/docs", "/openapi.json")
 # The paths whose requests load or unload a model if they have no prompt, as in ollama.
 PROMPT_FIELDS = {"/api/generate": "prompt", "/api/chat": "messages"}
 # llama-server's names of the states.
@@ -54,12 +56,20 @@ REFUSED_PATHS = (
     "/api/push",
     "/api/blobs",
 )
-KNOWN_PATHS = tuple(
-    compile_path(path)[0]
+PATH_PATTERNS = tuple(
+    (compile_path(path)[0], route)
     for route in ROUTES.values()
     for path in (route.path, *route.further_paths)
+    if not route.is_websocket
 )
+MODEL_PREFIX = "/v1/models/"
+CONTROL_PATHS = ("/v1/chat/completions/control", "/chat/completions/control")
 Handler = Callable[[Request], Awaitable[Response | None]]
+
+
+def find_route(path: str) -> Route | None:
+    """Return the route of a path, which a server of one model has, too; None if there is none."""
+    return next((route for pattern, route in PATH_PATTERNS if pattern.match(path)), None)
 
 
 class ModelRoutes:
@@ -87,21 +97,27 @@ class ModelRoutes:
             ("GET", "/docs"): self._describe,
             ("GET", "/openapi.json"): self._describe,
             ("POST", "/api/pull"): self._pull,
+            **{("POST", path): self._control_answer for path in CONTROL_PATHS},
         }
 
     async def answer(self, request: Request) -> Response | None:
         """Answer a request; None if a model must answer it. A body that was read for this is in
         `request.state.body`. Raises ApiError and ClientDisconnected.
         """
-        path = request.url.path
-        if handler := self._handlers.get((request.method, path)):
+        path = request.scope["path"]
+        method = "GET" if request.method == "HEAD" else request.method
+        if handler := self._handlers.get((method, path)):
             return await handler(request)
-        if request.method == "GET" and path.startswith("/v1/models/"):
-            return json_response(self._model_document(await self._find(path[11:])))
-        if path.startswith(REFUSED_PATHS):
-            raise ApiError("a server of several models does not offer this", 501)
-        if not any(pattern.match(path) for pattern in KNOWN_PATHS):
+        if method == "GET" and path.startswith(MODEL_PREFIX):
+            return json_response(self._model_document(await self._find(path[len(MODEL_PREFIX) :])))
+        route = find_route(path)
+        if route is None:
             raise ApiError(f"there is no path {path[:100]!r}; /docs lists all", 404)
+        if route.path.startswith(REFUSED_PATHS):
+            raise ApiError("a server of several models does not offer this", 501)
+        if method not in route.methods:
+            accepted = ", ".join(route.methods)
+            raise ApiError(f"{method[:20]} {path[:200]}: this path accepts {accepted}", 405)
         return None
 
     async def _find(self, name: Any) -> PooledModel:
@@ -254,7 +270,7 @@ class ModelRoutes:
         """
         request.state.body = await read_all(request, self._settings.max_body)
         document = await parse_json(request.state.body)
-        if document.get(PROMPT_FIELDS[request.url.path]):
+        if document.get(PROMPT_FIELDS[request.scope["path"]]):
             return None
         model = await self._find(document.get("model"))
         keep_alive = read_keep_alive(document.get("keep_alive"))
@@ -262,7 +278,7 @@ class ModelRoutes:
             await cancel_on_disconnect(request.receive, self._pool.unload(model))
         else:
             await cancel_on_disconnect(request.receive, self._touch(model, keep_alive))
-        is_chat = request.url.path == "/api/chat"
+        is_chat = request.scope["path"] == "/api/chat"
         text = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
         return json_response(
             {
@@ -273,6 +289,18 @@ class ModelRoutes:
                 "done_reason": "unload" if keep_alive == 0 else "load",
             }
         )
+
+    async def _control_answer(self, request: Request) -> Response:
+        """Change a running answer of any model. The request has the id of the answer and names no
+        model, so that it is sent to all loaded models, of which at most one has the answer. Raises
+        ApiError (404) if none has it.
+        """
+        raw = await read_all(request, self._settings.max_body)
+        body = parse_control(await parse_json(raw), request.scope["path"])
+        for answer in (await model_reports.ask_loaded(self._pool, request.scope, raw)).values():
+            if answer.status != HTTPStatus.NOT_FOUND:
+                return Response(answer.body, answer.status, media_type="application/json")
+        raise unknown_answer(body)
 
     # --- the server
 
@@ -299,7 +327,7 @@ class ModelRoutes:
 
     async def _describe(self, request: Request) -> Response:
         """Respond with the description of all paths."""
-        build = docs_response if request.url.path == "/docs" else openapi_response
+        build = docs_response if request.scope["path"] == "/docs" else openapi_response
         return await asyncio.to_thread(build, tuple(ROUTES.values()))
 
     async def _pull(self, request: Request) -> Response:

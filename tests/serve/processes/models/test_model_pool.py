@@ -1,5 +1,5 @@
-"""The pool of models, with processes that load nothing: who waits, who is unloaded, and what clients
-are told.
+"""The pool of models, with processes that load nothing: which requests wait, which models are unloaded,
+and the errors of clients.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ class FakeProcess:
         self.world, self.name = world, request.ref
         self.ended = asyncio.Event()
         self.may_answer = world.may_answer
-        self.is_loaded = False
+        self.is_loaded = self.was_aborted = False
         self.limit_bytes = 0
         self.reason = ""
 
     def plan(self, limit_bytes: int) -> PlannedMemory:
         if error := self.world.plan_errors.get(self.name):
             raise UserError(error, hint="try this")
-        return PlannedMemory(self.name, 512, self.world.needs[self.name], 0, 0, 0, 0)
+        return PlannedMemory(512, self.world.needs[self.name], 0, 0, 0, 0)
 
     def load(self, limit_bytes: int) -> None:
         self.is_loaded, self.limit_bytes = True, limit_bytes
@@ -84,6 +84,7 @@ class FakeProcess:
         self.ended.set()
 
     def abort(self) -> None:
+        self.was_aborted = True
         self.ended.set()
 
     def stop(self) -> None:
@@ -219,6 +220,8 @@ def test_clients_that_leave_stop_a_load_that_waits(tmp_path: Path) -> None:
         await world.until(lambda: world.state("b") == "here")
         world.may_answer.set()
         assert await first == "a"
+        assert await world.ask("a") == "a"
+        assert world.loads == ["a"]  # it needs not make room any more
 
     run(scenario, tmp_path, BOTH)
 
@@ -283,7 +286,39 @@ def test_unload_waits_for_running_requests(tmp_path: Path) -> None:
     run(scenario, tmp_path, BOTH)
 
 
-def test_a_removed_file_is_told_and_its_model_ends_when_idle(tmp_path: Path) -> None:
+def test_a_model_that_makes_room_is_unloaded_on_request_also_if_the_room_is_not_needed(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        world.may_answer.clear()
+        answer = asyncio.ensure_future(world.ask("a"))
+        model = world.pool.models["a"]
+        await world.until(lambda: model.n_running == 1)
+        other = asyncio.ensure_future(world.ask("b"))
+        await world.until(lambda: model.drains_for == "room for b")
+        unload = asyncio.ensure_future(world.pool.unload(model))
+        await world.until(lambda: model.drains_for == "a request")
+        other.cancel()
+        await world.until(lambda: world.state("b") == "here")
+        world.may_answer.set()
+        assert await answer == "a"
+        assert await unload
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_at_the_end_loaded_processes_may_save_their_states(tmp_path: Path) -> None:
+    processes: list[FakeProcess] = []
+
+    async def scenario(world: World) -> None:
+        await asyncio.gather(world.ask("a"), world.ask("b"))
+        processes.extend(world.loaded)
+
+    run(scenario, tmp_path, {"a": 300 * MIB, "b": 300 * MIB})
+    assert [process.was_aborted for process in processes] == [False, False]
+
+
+def test_a_removed_file_is_noted_and_its_model_ends_when_idle(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         world.may_answer.clear()
         answer = asyncio.ensure_future(world.ask("a"))
@@ -364,7 +399,7 @@ def test_a_model_that_never_fits_is_an_error_with_the_setting(tmp_path: Path) ->
     run(scenario, tmp_path, {"a": 1200 * MIB, "b": 500 * MIB})
 
 
-def test_a_stream_is_told_that_its_model_loads(
+def test_a_stream_gets_comments_while_its_model_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_pool, "PROGRESS_SECONDS", 0.001)
@@ -375,7 +410,11 @@ def test_a_stream_is_told_that_its_model_loads(
         await world.until(lambda: world.pool.models["a"].n_running == 1)
         stream = world.messages("b", stream=True)
         head, comment = await anext(stream), await anext(stream)
-        assert (head["status"], comment["body"]) == (200, b": b is queued\n\n")
+        assert head["status"] == 200
+        while comment["body"] != b": b is queued\n\n":  # first it is planned
+            assert comment["body"] == b": b is loading\n\n"
+            comment = await anext(stream)
+        assert world.state("b") == "queued"
         world.may_answer.set()
         rest = [message async for message in stream]
         assert rest[-1]["body"] == b"b"
