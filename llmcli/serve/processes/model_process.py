@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import Message
 
 from llmcli.errors import UserError
+from llmcli.hardware.limited_process import signal_name
 from llmcli.serve.engine_thread.bridge import FLUSH_SECONDS
 from llmcli.serve.processes import asgi_relay
 from llmcli.serve.processes.asgi_relay import RelayFrame, encode_frame, read_frame
@@ -227,4 +228,4 @@ class ModelProcess:
 def exit_status(process: Any) -> str:
     """Return the name of the signal that ended a process, or its exit code."""
     code = process.exitcode
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return signal_name(-code) if code < 0 else f"exit code {code}"

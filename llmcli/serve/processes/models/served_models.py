@@ -12,6 +12,7 @@ from llmcli.catalog.model_facts import read_facts
 from llmcli.catalog.serve_table import ServeEntry, load_serve_table
 from llmcli.errors import UserError
 from llmcli.model_loader.installed_model import installed_model
+from llmcli.model_loader.prepare import catalog_type
 from llmcli.runtime.draft_settings import parse_method
 from llmcli.serve.serve_request import ServeRequest
 
@@ -148,17 +149,23 @@ class _FoundModel:
 
     def has_same_process(self, other: "_FoundModel") -> bool:
         """Return whether one process can answer for both: the file and all settings are equal."""
-        return self.file is not None and self._settings() == other._settings()
+        if self.file is None or other.file is None or self.file.path != other.file.path:
+            return False
+        return _process_settings(self.model, self.file) == _process_settings(
+            other.model, other.file
+        )
 
-    def _settings(self) -> tuple[Any, ...]:
-        """Return everything on which the process depends, but for the names."""
-        model, file = self.model, self.file
-        request = replace(model.request, ref="", settings={**model.request.settings, "names": ()})
-        profile: tuple[Any, ...] = ()
-        if file is not None:
-            entry = (file.entry.draft, file.entry.quant) if file.entry else ("", "")
-            profile = (file.system, dict(file.settings), *entry)
-        return model.path, request, model.is_pinned, model.keep_alive, profile
+
+def _process_settings(model: ServedModel, file: FetchedModel) -> tuple[Any, ...]:
+    """Return all settings of a model's process besides the names."""
+    request = replace(model.request, ref="", settings={**model.request.settings, "names": ()})
+    try:
+        file_type = catalog_type(file)
+    except UserError:  # the file is damaged
+        file_type = None
+    draft = file.entry.draft if file.entry else ""
+    profile = (file.system, dict(file.settings), draft, file_type)
+    return request, model.is_pinned, model.keep_alive, profile
 
 
 def _find_model(
