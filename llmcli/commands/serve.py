@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.catalog.serve_table import MAX_PARALLEL
 from llmcli.commands.command_line import panels
 from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.command_line.completion import complete_models
@@ -18,7 +19,7 @@ from llmcli.model_loader.run_flags import RunFlags
 from llmcli.serve.launch import open_service, print_ready
 from llmcli.serve.serve_request import ServeRequest
 
-MAX_PARALLEL, MAX_WAITING = 128, 100_000
+MAX_WAITING = 100_000
 STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
 MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 

@@ -1,5 +1,5 @@
-"""The memory that a model will take in a process of its own, predicted before its weights are loaded.
-A server of several models admits them by it.
+"""The memory that a model will take in a process of its own, predicted before its weights are
+loaded. A server of several models admits them by it.
 """
 
 from dataclasses import asdict, dataclass

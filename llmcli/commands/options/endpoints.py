@@ -132,8 +132,8 @@ def check_slot_folder(folder: Path | None, has_replicas: bool) -> None:
 
 
 def read_files_size(folder: Path | None, max_size: str | None, has_replicas: bool) -> int:
-    """Return the bytes of --max-files-size. Raises UsageError or UserError if it is wrong, or if the
-    folder of --files-folder cannot be used.
+    """Return the bytes of --max-files-size. Raises UsageError or UserError if it is wrong, or if
+    the folder of --files-folder cannot be used.
     """
     from llmcli.serve.batches.file_store import require_folder
     from quant.quantize.shards import parse_size

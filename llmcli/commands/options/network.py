@@ -117,7 +117,9 @@ def read_keys(typed: list[str], files: list[Path], hosts: tuple[str, ...]) -> tu
 
 
 def check_grpc(in_other_process: bool) -> None:
-    """Raise UserError if gRPC cannot be served. `in_other_process`: the model runs in another process."""
+    """Raise UserError if gRPC cannot be served. `in_other_process`: the model runs in another
+    process.
+    """
     from llmcli.serve.grpc import service
 
     if in_other_process:

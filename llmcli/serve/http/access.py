@@ -1,4 +1,6 @@
-"""Whether a client may use a route: the server offers it, and the request has a key if it needs one."""
+"""Whether a client may use a route: the server offers it, and the request has a key if it needs
+one.
+"""
 
 from collections.abc import Mapping
 
@@ -12,8 +14,8 @@ KEY_HEADERS = {"www-authenticate": "Bearer"}  # of a response to a request witho
 
 
 def check_access(route: Route | None, headers: Mapping[str, str], settings: ServerSettings) -> None:
-    """Raise ApiError if the server does not offer a route (404 or 501), or if a request for it lacks
-    its key (401). `route`: None for a path without one, which is not public.
+    """Raise ApiError if the server does not offer a route (404 or 501), or if a request for it
+    lacks its key (401). `route`: None for a path without one, which is not public.
     """
     if route and (option := dict(settings.disabled_paths).get(route.path)):
         # as llama-server: a page that is not offered does not exist

@@ -113,8 +113,8 @@ def run_admitted_process(
     link: socket.socket,
 ) -> None:
     """The main function of a process of a server of several models. It reports over `link` what the
-    model will take, waits until it is admitted, and goes on as run_model_process. `limit_bytes`: the
-    most memory that the model may take; the admission says how much it gets.
+    model will take, waits until it is admitted, and goes on as run_model_process. `limit_bytes`:
+    the most memory that the model may take; the admission says how much it gets.
     """
     _ignore_signals()
     try:

@@ -1,5 +1,5 @@
-"""One process of a model, as the front server sees it: how it starts, the requests that it answers, and
-its end. The process runs a main function of asgi_relay.py.
+"""One process of a model, as the front server sees it: how it starts, the requests that it answers,
+and its end. The process runs a main function of asgi_relay.py.
 """
 
 import asyncio
@@ -122,9 +122,9 @@ class ModelProcess:
                 self._join_lock.release()
 
     def _join(self, process: Any, seconds: float = -1) -> bool:
-        """Wait until a process has ended, at most for `seconds`; -1: without a limit. Return whether it
-        has. Several threads may wait: if they asked the system at once, only one would get the exit
-        code, and the others none.
+        """Wait until a process has ended, at most for `seconds`; -1: without a limit. Return
+        whether it has. Several threads may wait: if they asked the system at once, only one would
+        get the exit code, and the others none.
         """
         if not self._join_lock.acquire(timeout=seconds):
             return False

@@ -54,8 +54,8 @@ class AdmittedProcess(ModelProcess):
         self._was_available = True
 
     async def serve(self) -> str:
-        """Pass requests and answers on until the process has ended, and return why it ended. All its
-        requests are then lost.
+        """Pass requests and answers on until the process has ended, and return why it ended. All
+        its requests are then lost.
         """
         assert self._link is not None
         why_killed = await self._read_frames(self._link)

@@ -71,8 +71,8 @@ class PooledModel:
     - `n_running`: requests that its process answers; `tickets`: requests that wait for it.
     - `drains_for`: why it gets no further requests; "" if it does.
     - `expires_at`: when it is unloaded if it is idle.
-    - `n_failures`: crashes and failed loads in a row; `error`: the last one, with which requests are
-      refused until `retry_at`.
+    - `n_failures`: crashes and failed loads in a row; `error`: the last one, with which requests
+      are refused until `retry_at`.
     """
 
     served: ServedModel
@@ -126,9 +126,9 @@ class _LoadAbandoned(Exception):
 
 
 class ModelPool:
-    """The models of a server, as the front server's Upstream. `find_models`: returns the models that
-    are offered now; it may wait for the disk. `make_process`: returns a process, not yet started,
-    for a model. `note`: receives messages for the user.
+    """The models of a server, as the front server's Upstream. `find_models`: returns the models
+    that are offered now; it may wait for the disk. `make_process`: returns a process, not yet
+    started, for a model. `note`: receives messages for the user.
     """
 
     def __init__(
@@ -224,7 +224,9 @@ class ModelPool:
             self._release(model, keep_alive)
 
     async def _acquire(self, model: PooledModel) -> AdmittedProcess:
-        """Load a model if needed, count a request of it, and return its process. Raises ApiError."""
+        """Load a model if needed, count a request of it, and return its process. Raises
+        ApiError.
+        """
         ticket: asyncio.Future[AdmittedProcess] = asyncio.get_running_loop().create_future()
         model.tickets.append(ticket)
         try:
@@ -243,8 +245,8 @@ class ModelPool:
                 self._changed.set()
 
     def _grant(self, model: PooledModel) -> None:
-        """Give the process of a loaded model to all requests that wait for it. They count at once, so
-        that the model is not unloaded before they run.
+        """Give the process of a loaded model to all requests that wait for it. They count at once,
+        so that the model is not unloaded before they run.
         """
         assert model.process is not None
         for ticket in model.tickets:
@@ -571,7 +573,9 @@ class ModelPool:
         self._changed.set()
 
     async def _watch_models(self) -> None:
-        """Unload idle models that are to make room, or whose time is over, and look at the files."""
+        """Unload idle models that are to make room, or whose time is over, and look at the
+        files.
+        """
         while True:
             now = time.monotonic()
             for model in tuple(self.models.values()):

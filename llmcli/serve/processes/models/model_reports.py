@@ -1,4 +1,6 @@
-"""Sends requests to all loaded models, and merges their reports on memory and metrics into one each."""
+"""Sends requests to all loaded models, and merges their reports on memory and metrics into one
+each.
+"""
 
 import asyncio
 import json
@@ -51,8 +53,8 @@ def memory_totals(pool: ModelPool) -> dict[str, int]:
 
 
 async def collect_memory(pool: ModelPool, scope: Any) -> dict[str, Any]:
-    """Return the bytes of all models, with the cache report of each loaded one. `scope`: that of the
-    request for it.
+    """Return the bytes of all models, with the cache report of each loaded one. `scope`: that of
+    the request for it.
     """
     bodies = await _ask_reports(pool, scope)
     models = {}

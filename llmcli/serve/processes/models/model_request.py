@@ -1,4 +1,6 @@
-"""Reads from a request which model it names, and writes the messages to a client that waits for it."""
+"""Reads from a request which model it names, and writes the messages to a client that waits for
+it.
+"""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -51,7 +53,9 @@ async def read_model_request(scope: dict[str, Any], body: bytes) -> ModelRequest
 
 
 def read_keep_alive(value: Any) -> float | None:
-    """Return the seconds of the field `keep_alive`, infinite for a negative one. Raises ApiError."""
+    """Return the seconds of the field `keep_alive`, infinite for a negative one. Raises
+    ApiError.
+    """
     if value is None:
         return None
     try:

@@ -3,7 +3,6 @@ unloading, its health and its memory.
 """
 
 import asyncio
-import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from llmcli.api.errors import ApiError
-from llmcli.api.forms.base import encode_json
 from llmcli.api.server_settings import ServerSettings
 from llmcli.serve.http.exchange import (
     cancel_on_disconnect,
@@ -24,12 +22,13 @@ from llmcli.serve.http.exchange import (
     parse_json,
     read_all,
     read_body,
+    read_checked_body,
 )
 from llmcli.serve.http.routes import ROUTES
 from llmcli.serve.http.routes.answer_control import parse_control, unknown_answer
 from llmcli.serve.http.routes.api_description import docs_response, openapi_response
-from llmcli.serve.http.routes.ollama import OLLAMA_VERSION
-from llmcli.serve.http.routes.ollama_models import PULL_STATUSES
+from llmcli.serve.http.routes.ollama import NEVER, OLLAMA_VERSION, model_document
+from llmcli.serve.http.routes.ollama_models import ModelNameBody, pulled_response
 from llmcli.serve.http.routes.page import build_page
 from llmcli.serve.http.service import Route
 from llmcli.serve.processes.models import model_reports
@@ -45,7 +44,6 @@ ROUTER_STATES = {
     "queued": "loading",
     "loading": "loading",
 }
-NEVER = "9999-12-31T00:00:00Z"  # the time at which a model that stays loaded is unloaded
 # Files belong to a server of one model, and no request changes the models on this disk.
 REFUSED_PATHS = (
     "/v1/files",
@@ -70,6 +68,13 @@ Handler = Callable[[Request], Awaitable[Response | None]]
 def find_route(path: str) -> Route | None:
     """Return the route of a path, which a server of one model has, too; None if there is none."""
     return next((route for pattern, route in PATH_PATTERNS if pattern.match(path)), None)
+
+
+async def read_facts(model: PooledModel) -> None:
+    """Read the header of a model's file on another thread, so that running streams do not wait for
+    the disk when its facts are used.
+    """
+    await asyncio.to_thread(lambda: model.served.facts)
 
 
 class ModelRoutes:
@@ -121,10 +126,12 @@ class ModelRoutes:
         return None
 
     async def _find(self, name: Any) -> PooledModel:
-        """Return the model with a name. Raises ApiError."""
+        """Return the model with a name, after reading its file's header. Raises ApiError."""
         if not isinstance(name, str) or not name:
             raise ApiError("model is missing", param="model")
-        return await self._pool.find(name)
+        model = await self._pool.find(name)
+        await read_facts(model)
+        return model
 
     async def _read_model(self, request: Request) -> PooledModel:
         """Return the model that the body of a request names. Raises ApiError."""
@@ -136,10 +143,18 @@ class ModelRoutes:
     async def _list_models(self, request: Request) -> Response:
         """Respond with an entry for each model."""
         await self._pool.refresh()
-        models = [self._model_document(model) for model in self._models()]
+        models = [self._model_document(model) for model in await self._read_models()]
         return json_response(
             {"object": "list", "data": models, "memory": model_reports.memory_totals(self._pool)}
         )
+
+    async def _read_models(self) -> list[PooledModel]:
+        """Return the models in the order of their names, after reading the headers of their
+        files.
+        """
+        models = self._models()
+        await asyncio.gather(*map(read_facts, models))
+        return models
 
     def _models(self) -> list[PooledModel]:
         """Return the models in the order of their names."""
@@ -175,26 +190,26 @@ class ModelRoutes:
         """Return a model as ollama lists it."""
         served, facts = model.served, model.served.facts
         stamp = served.stamp
-        changed = datetime.fromtimestamp(stamp.mtime_ns / 1e9 if stamp else self.created, UTC)
-        return {
-            "name": model.name,
-            "model": model.name,
-            "modified_at": changed.isoformat(),
-            "size": served.nbytes,
-            # ollama uses the hash of a manifest, which a GGUF file does not have
-            "digest": hashlib.sha256(f"{model.name} {served.nbytes}".encode()).hexdigest(),
-            "details": _details(facts),
-        }
+        return model_document(
+            model.name,
+            nbytes=served.nbytes,
+            changed=stamp.mtime_ns / 1e9 if stamp else self.created,
+            architecture=facts.get("architecture") or "",
+            n_params=facts.get("parameters") or 0,
+            file_type=facts.get("file_type") or "",
+        )
 
     async def _list_tags(self, request: Request) -> Response:
         """Respond with the models that are here, as ollama lists them."""
         await self._pool.refresh()
-        models = [self._ollama_document(model) for model in self._models() if model.served.path]
+        models = [
+            self._ollama_document(model) for model in await self._read_models() if model.served.path
+        ]
         return json_response({"models": models})
 
     async def _list_running(self, request: Request) -> Response:
         """Respond with the loaded models, as ollama lists them."""
-        loaded = [model for model in self._models() if model.state == "loaded"]
+        loaded = [model for model in await self._read_models() if model.state == "loaded"]
         return json_response(
             {
                 "models": [
@@ -332,29 +347,14 @@ class ModelRoutes:
 
     async def _pull(self, request: Request) -> Response:
         """Report that a model is here. No model is downloaded."""
-        document = await read_body(request, self._settings.max_body)
-        await self._find(document.get("model") or document.get("name"))
-        statuses = PULL_STATUSES[-1:] if document.get("stream") is False else PULL_STATUSES
-        lines = [encode_json({"status": status}) + b"\n" for status in statuses]
-        return Response(b"".join(lines), media_type="application/x-ndjson")
+        body = await read_checked_body(request, self._settings.max_body, ModelNameBody)
+        await self._find(body.requested)
+        return pulled_response(body)
 
     async def _show_page(self, request: Request) -> Response:
         """Respond with the chat page."""
         document, headers = build_page()
         return Response(document, headers=headers, media_type="text/html; charset=utf-8")
-
-
-def _details(facts: Any) -> dict[str, Any]:
-    """Return the `details` of ollama's lists."""
-    count = facts.get("parameters") or 0
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": facts.get("architecture") or "",
-        "families": [facts["architecture"]] if facts.get("architecture") else [],
-        "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M",
-        "quantization_level": facts.get("file_type") or "",
-    }
 
 
 def _expiry(model: PooledModel) -> str:

@@ -89,8 +89,9 @@ def _facts_of_file(path: Path, stamp: FileStamp) -> Mapping[str, Any]:
 
 
 def find_served_models(refs: Iterable[str], request: ServeRequest) -> dict[str, ServedModel]:
-    """Return the models that a server offers, by name. `refs`: only these; empty: all models on this
-    disk, and those of `[serve]`. `request`: the options of the command line. Nothing is downloaded.
+    """Return the models that a server offers, by name. `refs`: only these; empty: all models on
+    this disk, and those of `[serve]`. `request`: the options of the command line. Nothing is
+    downloaded.
 
     Raises UserError if the catalog is wrong, or if two models have the same name.
     """
@@ -214,7 +215,9 @@ def _with_names(found: _FoundModel, further: tuple[str, ...]) -> _FoundModel:
 
 
 def _request_of_entry(entry: ServeEntry, request: ServeRequest) -> ServeRequest:
-    """Return the request that opens the model of an entry: the server's with the entry's settings."""
+    """Return the request that opens the model of an entry: the server's with the entry's
+    settings.
+    """
     typed = {name: value for name in TYPED_OPTIONS if (value := getattr(entry, name)) is not None}
     flags = request.run_flags
     changes: dict[str, Any] = {}
@@ -254,9 +257,9 @@ def _check_names(models: Iterable[ServedModel], config: "Config") -> None:
 
 
 def match_name(requested: str, models: Mapping[str, ServedModel]) -> str | None:
-    """Return the name of the model that a request names; None if there is none. Upper and lower case
-    are equal, ollama's default tag is left out, and a name without a tag means the only model with it
-    that is offered.
+    """Return the name of the model that a request names; None if there is none. Upper and lower
+    case are equal, ollama's default tag is left out, and a name without a tag means the only model
+    with it that is offered.
     """
     owners = {name.lower(): model.name for model in models.values() for name in model.names}
     wanted = requested.lower()

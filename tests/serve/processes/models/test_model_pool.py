@@ -1,5 +1,5 @@
-"""The pool of models, with processes that load nothing: which requests wait, which models are unloaded,
-and the errors of clients.
+"""The pool of models, with processes that load nothing: which requests wait, which models are
+unloaded, and the errors of clients.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""The front server of several models: the requests that it answers itself, and who may send them."""
+"""The front server of several models: the requests that it answers itself, and who may send
+them.
+"""
 
 import asyncio
 import json
