@@ -22,7 +22,7 @@ from llmcli.serve.processes.asgi_relay import RelayFrame, encode_frame, read_fra
 from llmcli.serve.processes.front import UpstreamLost
 
 # Time without a heartbeat after which the process is killed. Heartbeats go on during a long pass; a
-# process whose engine is stuck says so itself (asgi_relay.py).
+# process whose engine is stuck reports that itself (asgi_relay.py).
 HEARTBEAT_TIMEOUT_SECONDS = 120.0
 # Time for a process to end after its link was closed. Before, it saves the states of its cache.
 EXIT_SECONDS = FLUSH_SECONDS + 10.0

@@ -39,7 +39,7 @@ class AdmittedProcess(ModelProcess):
     def load(self, limit_bytes: int) -> None:
         """Load the model into at most `limit_bytes`. Waits. Raises UserError if that fails."""
         assert self._link is not None
-        with suppress(OSError):  # if the process has ended, reading says so
+        with suppress(OSError):  # if the process has ended, reading fails, too
             self._link.sendall(encode_frame(("load", limit_bytes)))
         self.facts = self._read_report(self._process, self._link, "ready")[1]
 

@@ -441,7 +441,7 @@ class ModelPool:
         self._changed.set()
 
     async def _plan(self, model: PooledModel) -> None:
-        """Start the process of a model, and learn what it will take. Raises UserError."""
+        """Start the process of a model, which plans its memory. Raises UserError."""
         model.state = "loading"
         model.process = self._make_process(model.served.request)
         free = self.settings.limit_bytes - self._pinned_bytes(model)

@@ -230,7 +230,7 @@ class ModelRoutes:
         return json_response({"version": OLLAMA_VERSION})
 
     async def _show_details(self, request: Request) -> Response:
-        """Respond with what a model's file says, as ollama does. The model is not loaded."""
+        """Respond with the facts of a model's file, as ollama does. The model is not loaded."""
         model = await self._read_model(request)
         facts = model.served.facts
         architecture = facts.get("architecture") or "unknown"

@@ -42,7 +42,7 @@ class ServedModel:
     - `path`: its file, the first shard; None if it is not on this disk.
     - `nbytes`: of its files.
     - `request`: how its process opens it.
-    - `keep_alive`: seconds for which it stays loaded; None: as the server says.
+    - `keep_alive`: seconds for which it stays loaded; None: the server's default.
     """
 
     names: tuple[str, ...]
@@ -64,7 +64,7 @@ class ServedModel:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the file's header says; empty if it cannot be read."""
+        """The facts of the file's header; empty if it cannot be read."""
         if self.path is None or (stamp := self.stamp) is None:
             return {}
         return _facts_of_file(self.path, stamp)
