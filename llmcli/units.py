@@ -45,7 +45,10 @@ def parse_duration(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("a duration is a number of seconds, or a text such as 5m")
     if not isinstance(value, str):
-        seconds = float(value)
+        try:
+            seconds = float(value)
+        except OverflowError:
+            raise ValueError("the duration is too long; a negative one means forever") from None
     elif DURATION_PATTERN.fullmatch(value):
         sign = -1 if value.startswith("-") else 1
         parts = DURATION_PART_PATTERN.findall(value)

@@ -13,6 +13,7 @@ from llmcli.config import Config
 from llmcli.units import parse_duration
 
 MAX_ALIASES = 64
+MAX_PARALLEL = 128  # answers at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ TEXT_KEYS = (
     "system",
 )
 COUNT_KEYS = ("ctx_size", "parallel", "threads")
-MAX_COUNTS = {"parallel": 128}
+MAX_COUNTS = {"parallel": MAX_PARALLEL}
 ENTRY_KEYS = tuple(field.name for field in fields(ServeEntry) if field.name != "name")
 
 

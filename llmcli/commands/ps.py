@@ -15,6 +15,12 @@ DEFAULT_URL = "http://127.0.0.1:8080"  # the usual address of `llmcli serve`
 TIMEOUT_SECONDS = 20.0
 COLUMNS = ("model", "state", "memory", "weights", "KV", "states", "requests", "idle", "unloads in")
 RIGHT_COLUMNS = COLUMNS[2:]
+OUTSIDE_KEYS = (
+    "swapped_bytes",
+    "finished_bytes",
+    "checkpoint_bytes",
+)  # states outside of the cache
+MAX_COUNT = 1 << 62  # of a number in a server's report
 
 
 def register(app: typer.Typer) -> None:
@@ -49,17 +55,16 @@ def ps(
             hint="llmcli serve starts a server; llmcli ps URL asks another address",
         ) from None
     rows = [_row(document, memory) for document in models]
+    limit_bytes = _count(memory.get("limit_bytes"))
     if ui.json:
-        ui.result({"url": base, "limit_bytes": memory.get("limit_bytes"), "models": rows})
+        ui.result({"url": base, "limit_bytes": limit_bytes, "models": rows})
         return
     ui.table(COLUMNS, [_cells(row) for row in rows], right=RIGHT_COLUMNS)
-    if memory.get("limit_bytes"):
+    if limit_bytes:
         from llmcli.units import format_size
 
-        ui.text(
-            f"{format_size(memory['reserved_bytes'])} of {format_size(memory['limit_bytes'])}"
-            " are taken"
-        )
+        taken = format_size(_count(memory.get("reserved_bytes")) or 0)
+        ui.text(f"{taken} of {format_size(limit_bytes)} are taken")
 
 
 def _parse_url(text: str) -> str:
@@ -95,7 +100,7 @@ def _row(document: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
     /v1/kv, of all models or of the only one.
     """
     name = str(document.get("id"))
-    report = (memory.get("models") or {}).get(name) or {}
+    report = _object(_object(memory.get("models")).get(name))
     if "models" not in memory:  # a server of one model, which is always loaded
         report = {
             "state": "loaded",
@@ -103,30 +108,44 @@ def _row(document: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
             "waiting": memory.get("waiting"),
             "cache": memory,
         }
-    cache = report.get("cache") or {}
-    outside = cache.get("outside") or {}
-    planned = report.get("planned") or {}
+    cache = _object(report.get("cache"))
+    outside = _object(cache.get("outside"))
+    weights = _count(_object(document.get("meta")).get("size"))
+    planned = _count(_object(report.get("planned")).get("weights"))
     is_loaded = report.get("state") == "loaded"
-    states = [
-        outside.get(key, 0) for key in ("swapped_bytes", "finished_bytes", "checkpoint_bytes")
-    ]
+    states = [_count(outside.get(key)) or 0 for key in OUTSIDE_KEYS]
     return {
         "model": name,
-        "state": report.get("state"),
-        "memory_bytes": report.get("bytes"),
-        "weights_bytes": (document.get("meta") or {}).get("size") or planned.get("weights"),
-        "kv_bytes": cache.get("allocated_bytes") if is_loaded else None,
+        "state": _text(report.get("state")),
+        "memory_bytes": _count(report.get("bytes")),
+        "weights_bytes": weights or planned,
+        "kv_bytes": _count(cache.get("allocated_bytes")) if is_loaded else None,
         "states_bytes": sum(states) if is_loaded else None,
-        "n_ctx": cache.get("cells") if is_loaded else None,
-        "running": report.get("running"),
-        "waiting": report.get("waiting"),
+        "n_ctx": _count(cache.get("cells")) if is_loaded else None,
+        "running": _count(report.get("running")),
+        "waiting": _count(report.get("waiting")),
         "pinned": bool(report.get("pinned")),
-        "idle_ms": report.get("idle_ms"),
-        "expires_ms": report.get("expires_ms"),
-        "loads": report.get("loads"),
-        "crashes": report.get("crashes"),
-        "error": report.get("error"),
+        "idle_ms": _count(report.get("idle_ms")),
+        "expires_ms": _count(report.get("expires_ms")),
+        "loads": _count(report.get("loads")),
+        "crashes": _count(report.get("crashes")),
+        "error": _text(report.get("error")),
     }
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Return a value of a server's report as a JSON object, which is empty if the value is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> int | None:
+    """Return a value of a server's report as a number; None if it is no possible one."""
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+
+
+def _text(value: Any) -> str | None:
+    """Return a value of a server's report as a text; None if it is none."""
+    return value if isinstance(value, str) else None
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -134,17 +153,17 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     from llmcli.units import format_duration, format_size
 
     def size(key: str) -> str:
-        return "-" if not isinstance(row[key], int) else format_size(row[key])
+        return "-" if row[key] is None else format_size(row[key])
 
     def duration(key: str) -> str:
-        return "-" if not isinstance(row[key], int) else format_duration(row[key] / 1e3)
+        return "-" if row[key] is None else format_duration(row[key] / 1e3)
 
     is_loaded = row["state"] == "loaded"
     expiry = "pinned" if row["pinned"] else duration("expires_ms")
     if is_loaded and expiry == "-":
         expiry = "never"
     requests = "-" if row["running"] is None else f"{row['running']} + {row['waiting']}"
-    state = f"{row['state']}: {row['error']}" if row["error"] else str(row["state"])
+    state = f"{row['state']}: {row['error']}" if row["error"] else row["state"] or "-"
     return (
         row["model"],
         state,

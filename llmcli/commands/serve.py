@@ -1,61 +1,28 @@
 """`llmcli serve`: serves one model or several over HTTP with OpenAI's API until it is stopped."""
 
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from llmcli import text_input
+from llmcli.catalog.serve_table import MAX_PARALLEL
 from llmcli.commands.command_line import panels
 from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.command_line.completion import complete_models
-from llmcli.commands.options import endpoints, run
+from llmcli.commands.options import endpoints, model_pool, network, run
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.pooling import Pooling, check_pooling
 from llmcli.commands.options.run import choose_model
-from llmcli.errors import UsageError, UserError
-from llmcli.loopback import LOOPBACK_HOSTS
+from llmcli.errors import UsageError
 from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL, REFUSED_FIELDS
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.serve.launch import open_service, print_ready
 from llmcli.serve.serve_request import ServeRequest
 
-if TYPE_CHECKING:
-    from llmcli.config import Config
-
-MIN_KEY_CHARACTERS = 8  # characters of an API key
-MAX_PARALLEL, MAX_WAITING = 128, 100_000
+MAX_WAITING = 100_000
 STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
-DEFAULT_KEEP_ALIVE = "5m"  # as in ollama
-DEFAULT_PREFIX_SIZE = "8G"  # of all states in --cache-dir together
-DEFAULT_FILES_SIZE = "4G"  # of all files of clients together
 MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
-Addresses = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ADDRESS",
-        help="Address to listen on; repeatable, or several with commas. Beyond this machine a key "
-        "is required. [127.0.0.1]",
-        rich_help_panel=panels.NETWORK,
-    ),
-]
-Port = Annotated[
-    int,
-    typer.Option(
-        min=0, max=65535, help="Port; 0 chooses a free one.", rich_help_panel=panels.NETWORK
-    ),
-]
-GrpcPort = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=65535,
-        help="Also serve gRPC on this port (pip install 'llmcli[grpc]').",
-        rich_help_panel=panels.NETWORK,
-    ),
-]
 Parallel = Annotated[
     int,
     typer.Option(
@@ -76,28 +43,6 @@ Waiting = Annotated[
         rich_help_panel=panels.REQUESTS,
     ),
 ]
-Alias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-a", "--alias", help="Model name in the API; repeatable.", rich_help_panel=panels.NETWORK
-    ),
-]
-Keys = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY",
-        help="API key that requests must carry; repeatable.",
-        rich_help_panel=panels.NETWORK,
-    ),
-]
-KeyFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FILE",
-        help="File of API keys, one per line; repeatable.",
-        rich_help_panel=panels.NETWORK,
-    ),
-]
 Priorities = Annotated[
     bool,
     typer.Option(
@@ -112,30 +57,6 @@ PriorityKeys = Annotated[
         metavar="KEY",
         help="API key whose requests may raise their priority; repeatable.",
         rich_help_panel=panels.REQUESTS,
-    ),
-]
-TlsKey = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="TLS: the private key, PEM.", rich_help_panel=panels.NETWORK),
-]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="TLS: the certificate, PEM.", rich_help_panel=panels.NETWORK),
-]
-Cors = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ORIGIN",
-        help="Allow web pages of this origin, * for any; repeatable.",
-        rich_help_panel=panels.NETWORK,
-    ),
-]
-AllowHost = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="Another Host name to accept besides localhost, * for any; repeatable.",
-        rich_help_panel=panels.NETWORK,
     ),
 ]
 Body = Annotated[
@@ -159,23 +80,6 @@ Drain = Annotated[
         min=0,
         metavar="SECONDS",
         help="Time for answers to finish when it stops.",
-        rich_help_panel=panels.REQUESTS,
-    ),
-]
-MemoryLimit = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="With several models: the most memory of all together, such as 8G. [what is free]",
-        rich_help_panel=panels.REQUESTS,
-    ),
-]
-KeepAlive = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="With several models: how long an idle one stays loaded, such as 30s, 5m or -1 for "
-        "ever; 0: not at all. [5m]",
         rich_help_panel=panels.REQUESTS,
     ),
 ]
@@ -228,20 +132,20 @@ def serve(
             help=f"{REF_HELP} Several REFs: each is loaded on request. None: all models on this disk.",
         ),
     ] = None,
-    host: Addresses = None,
-    port: Port = 8080,
-    grpc_port: GrpcPort = None,
+    host: network.Addresses = None,
+    port: network.Port = 8080,
+    grpc_port: network.GrpcPort = None,
     parallel: Parallel = DEFAULT_PARALLEL,
     max_waiting: Waiting = 64,
-    alias: Alias = None,
-    api_key: Keys = None,
-    api_key_file: KeyFiles = None,
+    alias: network.Alias = None,
+    api_key: network.Keys = None,
+    api_key_file: network.KeyFiles = None,
     priorities: Priorities = False,
     priority_key: PriorityKeys = None,
-    ssl_key_file: TlsKey = None,
-    ssl_cert_file: TlsCert = None,
-    cors: Cors = None,
-    allow_host: AllowHost = None,
+    ssl_key_file: network.TlsKey = None,
+    ssl_cert_file: network.TlsCert = None,
+    cors: network.Cors = None,
+    allow_host: network.AllowHost = None,
     max_body: Body = MAX_BODY_BYTES,
     max_tokens: MaxTokens = None,
     pooling: Pooling = None,
@@ -260,8 +164,8 @@ def serve(
     drain: Drain = 30,
     stream_every: StreamEvery = STREAM_INTERVAL_MS,
     private: Private = False,
-    memory_limit: MemoryLimit = None,
-    keep_alive: KeepAlive = None,
+    memory_limit: model_pool.MemoryLimit = None,
+    keep_alive: model_pool.KeepAlive = None,
     replicas: Replicas = 0,
     ray: Ray = None,
     while_stdin: WhileStdin = False,
@@ -277,10 +181,12 @@ def serve(
     names = tuple(refs or ())
     serves_several = len(names) > 1 or (not names and run_flags.model is None)
     ref = "" if serves_several else _require_model(names[0] if names else None, run_flags)
-    limit_bytes, keep_alive_seconds = _read_pool_options(memory_limit, keep_alive, serves_several)
+    limit_bytes, keep_alive_seconds = model_pool.read_pool_options(
+        memory_limit, keep_alive, serves_several
+    )
     open_server_model.refuse_personal_flags(run_flags)
-    hosts = _split_hosts(host or [])
-    keys = _read_keys([*(api_key or []), *(priority_key or [])], api_key_file or [], hosts)
+    hosts = network.split_hosts(host or [])
+    keys = network.read_keys([*(api_key or []), *(priority_key or [])], api_key_file or [], hosts)
     server.check_tls(ssl_key_file, ssl_cert_file)
     origins, host_names = (
         tuple(map(origin_guard.parse_origin, cors or ())),
@@ -288,7 +194,7 @@ def serve(
     )
     check_pooling(pooling)
     if grpc_port is not None:
-        _check_grpc(in_other_process=bool(run_flags.placement.rpc or replicas or ray))
+        network.check_grpc(in_other_process=bool(run_flags.placement.rpc or replicas or ray))
     disabled = [
         (path, option)
         for path, option, is_on in (
@@ -298,18 +204,9 @@ def serve(
         )
         if not is_on
     ]
-    if slot_save_path is not None and (replicas or ray):
-        raise UsageError(
-            "--slot-save-path needs a single model, because each replica has its own slots",
-            hint="leave out --replicas and --ray",
-        )
-    if slot_save_path is not None and not slot_save_path.is_dir():
-        raise UserError(
-            f"--slot-save-path {slot_save_path} is no folder", hint=f"mkdir -p '{slot_save_path}'"
-        )
+    endpoints.check_slot_folder(slot_save_path, bool(replicas or ray))
     if serves_several:
-        _refuse_single_options(
-            run_flags,
+        model_pool.refuse_single_options(
             {
                 "--alias": alias,
                 "--grpc-port": grpc_port,
@@ -323,8 +220,8 @@ def serve(
                 "--chat-template": run_flags.chat_template,
             },
         )
-    max_files_bytes = _read_files_size(files_folder, max_files_size, bool(replicas or ray))
-    max_prefix_bytes = _read_prefix_size(cache_dir, cache_dir_size)
+    max_files_bytes = endpoints.read_files_size(files_folder, max_files_size, bool(replicas or ray))
+    max_prefix_bytes = endpoints.read_prefix_size(cache_dir, cache_dir_size)
     config, terminal = start_command(json, run_flags.offline)
     if while_stdin:
         parent_watch.exit_with_parent(0)
@@ -364,7 +261,7 @@ def serve(
             stream_every / 1e3,
             private,
             kv_unified_per_slot,
-            _find_prefix_folder(cache_dir, config),
+            endpoints.find_prefix_folder(cache_dir, config),
             max_prefix_bytes,
         )
         if serves_several:
@@ -384,128 +281,7 @@ def serve(
         raise typer.Exit(130)
 
 
-def _read_pool_options(
-    limit: str | None, keep_alive: str | None, serves_several: bool
-) -> tuple[int | None, float]:
-    """Return the bytes of --memory-limit and the seconds of --keep-alive. Raises UsageError or
-    UserError if one is wrong, or has no meaning for a single model.
-    """
-    from llmcli.units import parse_duration
-    from quant.quantize.shards import parse_size
-
-    for flag, value in (("--memory-limit", limit), ("--keep-alive", keep_alive)):
-        if value is not None and not serves_several:
-            raise UsageError(
-                f"{flag} applies only to several models",
-                hint="give no REF or several, or leave it out",
-            )
-    limit_bytes = None if limit is None else parse_size(limit, "--memory-limit", "memory")
-    try:
-        seconds = parse_duration(keep_alive or DEFAULT_KEEP_ALIVE)
-    except ValueError as error:
-        raise UsageError(f"--keep-alive: {error}", hint="--keep-alive 10m") from None
-    return limit_bytes, seconds
-
-
-def _refuse_single_options(run_flags: RunFlags, options: dict[str, object]) -> None:
-    """Raise UsageError if one of these options is set, which belong to a single model."""
-    for flag, value in options.items():
-        if value:
-            raise UsageError(
-                f"{flag} belongs to a server of a single model",
-                hint=f"llmcli serve {DEFAULT_MODEL} {flag} …, or set it for each model in models.toml",
-            )
-
-
 def _require_model(ref: str | None, run_flags: RunFlags) -> str:
     if (model_ref := choose_model(ref, run_flags.model)) is None:
         raise UsageError("no model given", hint=f"llmcli serve {DEFAULT_MODEL}")
     return model_ref
-
-
-def _check_grpc(in_other_process: bool) -> None:
-    from llmcli.serve.grpc import service
-
-    if in_other_process:
-        raise UserError(
-            "--grpc-port needs the model in this process, but it runs in another",
-            hint="leave out --rpc, --replicas and --ray, or use HTTP",
-        )
-    service.require_grpc()
-
-
-def _read_files_size(folder: Path | None, max_size: str | None, has_replicas: bool) -> int:
-    """Return the bytes of --max-files-size. Raises UsageError or UserError if it is wrong, or if the
-    folder of --files-folder cannot be used.
-    """
-    from llmcli.serve.batches.file_store import require_folder
-    from quant.quantize.shards import parse_size
-
-    n_bytes = parse_size(max_size or DEFAULT_FILES_SIZE, "--max-files-size", "all files")
-    if folder is None and max_size is not None:
-        raise UsageError(
-            "--max-files-size applies only to --files-folder", hint="add --files-folder FOLDER"
-        )
-    if folder is not None and has_replicas:
-        raise UsageError(
-            "--files-folder needs a single model, because only one process can use the folder",
-            hint="leave out --replicas and --ray",
-        )
-    if folder is not None:
-        require_folder(folder)
-    return n_bytes
-
-
-def _read_prefix_size(folder: str | None, max_size: str | None) -> int:
-    """Return the bytes of --cache-dir-size. Raises UsageError if it is wrong."""
-    from quant.quantize.shards import parse_size
-
-    if folder is None and max_size is not None:
-        raise UsageError(
-            "--cache-dir-size applies only to --cache-dir", hint="add --cache-dir FOLDER"
-        )
-    return parse_size(max_size or DEFAULT_PREFIX_SIZE, "--cache-dir-size", "all states")
-
-
-def _find_prefix_folder(typed: str | None, config: "Config") -> Path | None:
-    """Return the folder of --cache-dir, or None. Raises UserError if there is something else."""
-    from llmcli.catalog.prefix_folders import default_folder
-
-    if typed is None:
-        return None
-    folder = default_folder(config) if typed == "auto" else Path(typed).expanduser().absolute()
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--cache-dir {folder} is no folder", hint="name another one, or auto")
-    return folder
-
-
-def _split_hosts(typed: list[str]) -> tuple[str, ...]:
-    """Return the addresses of --host, each once; by default that of this machine."""
-    hosts = [host.strip() for text in typed for host in text.split(",")]
-    return tuple(dict.fromkeys(host for host in hosts if host)) or (LOOPBACK_HOSTS[0],)
-
-
-def _read_keys(typed: list[str], files: list[Path], hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the API keys of the command line and of the key files.
-
-    Empty lines and # comments of a key file are skipped. Raises UserError for an invalid key, or if
-    one of `hosts` is reachable from other machines and there is no key.
-    """
-    lines = [line.strip() for file in files for line in text_input.read_text(file).splitlines()]
-    keys = [*typed, *(line for line in lines if line and not line.startswith("#"))]
-    if files and not keys:
-        raise UserError(f"there is no key in {files[0]}", hint="write one key per line")
-    for key in keys:
-        if len(key) < MIN_KEY_CHARACTERS or not (key.isascii() and key.isprintable()) or " " in key:
-            raise UserError(
-                "an API key is too short, or contains characters that HTTP headers do not allow",
-                hint=f"use {MIN_KEY_CHARACTERS} or more ASCII characters without spaces, "
-                "such as the output of: openssl rand -hex 16",
-            )
-    public_hosts = [host for host in hosts if host not in LOOPBACK_HOSTS]
-    if public_hosts and not keys:
-        raise UserError(
-            f"{public_hosts[0]} can be reached from other machines, and no API key is set",
-            hint="add --api-key KEY (or --api-key-file FILE), or leave out --host",
-        )
-    return tuple(keys)

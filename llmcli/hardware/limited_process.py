@@ -30,6 +30,14 @@ class ProcessLimits:
     wall_seconds: float
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as "SIGSEGV"; one without a name is "signal 40"."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
     """How a child process ended. `code`: its exit code, or the negative number of the signal that
@@ -51,12 +59,7 @@ class ProcessOutcome:
     @property
     def signal_name(self) -> str:
         """Return the name of the signal that ended the process, such as "SIGSEGV"; "" if none."""
-        if self.code >= 0:
-            return ""
-        try:
-            return signal.Signals(-self.code).name
-        except ValueError:
-            return f"signal {-self.code}"
+        return "" if self.code >= 0 else signal_name(-self.code)
 
 
 def apply_limits(limits: ProcessLimits) -> None:

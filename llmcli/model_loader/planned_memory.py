@@ -1,9 +1,8 @@
-"""The memory that a model will take in a process of its own, predicted before its weights are loaded.
-A server of several models admits them by it.
+"""The memory that a model will take in a process of its own, predicted before its weights are
+loaded. A server of several models admits them by it.
 """
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from llmcli.catalog.fetch import FetchedModel
@@ -19,7 +18,6 @@ from quant.model_file import load_checks
 class PlannedMemory:
     """The bytes of a model's process on the host.
 
-    - `path`: the model's file; its first shard.
     - `n_ctx`: the tokens of the context.
     - `weights`, `kv`, `buffers`: bytes of the weights, of the KV caches, and of computing and
       output, with those of a draft model.
@@ -27,7 +25,6 @@ class PlannedMemory:
     - `states`: bytes that are set aside for states of answers outside of the cache.
     """
 
-    path: str
     n_ctx: int
     weights: int
     kv: int
@@ -46,7 +43,7 @@ class PlannedMemory:
 
 
 def predict_run(model: FetchedModel, plan: RunPlan) -> PlannedMemory:
-    """Return the memory of a planned run. Raises UserError if llama.cpp cannot tell it."""
+    """Return the memory of a planned run. Raises UserError if llama.cpp cannot predict it."""
     load_checks.check_loadable(plan.header)
     with (
         open_draft_memory(plan) as draft,
@@ -65,7 +62,6 @@ def predict_run(model: FetchedModel, plan: RunPlan) -> PlannedMemory:
             hint=f"llmcli serve {model.name} serves it alone",
         )
     return PlannedMemory(
-        path=str(Path(model.path).absolute()),
         n_ctx=predicted.n_ctx,
         weights=host.weights,
         kv=kv,

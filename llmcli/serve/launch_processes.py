@@ -119,9 +119,11 @@ def run_models(
     from llmcli.serve.processes.models.admitted_process import AdmittedProcess
     from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
     from llmcli.serve.processes.models.models_front import ModelsFront
-    from llmcli.serve.processes.models.served_models import find_served_models
+    from llmcli.serve.processes.models.served_models import find_served_models, prepared_refs
 
-    for ref in refs:  # downloads and quantizes what is missing, as for a single model
+    for ref in prepared_refs(
+        refs, request.config
+    ):  # downloads and quantizes what is missing, as for a single model
         prepare_model(ref, None, request.config, request.ui)
     # nothing is downloaded later, because a request must not wait for that
     request = replace(request, config=replace(request.config, offline=True))

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Send mixed requests to a server of several models that do not fit into its memory together, and kill
-its model processes meanwhile.
+"""Send mixed requests to a server of several models that do not fit into its memory together, and
+kill its model processes meanwhile.
 
-usage: .venv/bin/python scripts/load/model_swaps.py [FILE.gguf …] [--memory-limit 700M]
+usage: .venv/bin/python scripts/load/model_swaps.py [FILE.gguf …] [--memory-limit 500M]
        [--requests 2000] [--seconds 600] [--killed 0.05] [--cancelled 0.05] [--at-once 8] [--seed 0]
        [-- FLAGS of serve]
 
-Without files, five random models of different sizes are made. Every request is first answered alone;
-under load its answer must be the same text (the server gets --reproducible; --loose leaves it out).
-After a share of the requests (--killed), a random model process gets SIGKILL. No request is repeated
-by the client: an answer that is lost counts as lost, but a stream whose process was killed may go on in
-the next one. The load ends after --requests or --seconds.
+Without files, five random models of different sizes are made. Every request is first answered
+alone; under load its answer must be the same text (the server gets --reproducible; --loose leaves
+it out). After a share of the requests (--killed), a random model process gets SIGKILL. No request
+is repeated by the client: an answer that is lost counts as lost, but a stream whose process was
+killed may go on in the next one. The load ends after --requests or --seconds.
 
-The memory of all model processes together (proportional set size) is read all the time, and must stay
-within the limit, and so must the server's own ledger. The script prints the result with the times of
-loads, and exits with 1 if an answer is wrong or lost, or if the limit is exceeded.
+The memory of all model processes together (proportional set size) is read all the time, and must
+stay within the limit, and so must the server's own ledger. The script prints the result with the
+times of loads, and exits with 1 if an answer is wrong or lost, or if the limit is exceeded.
 """
 
 import argparse

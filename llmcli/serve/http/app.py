@@ -18,6 +18,7 @@ from llmcli.api.server_settings import ServerSettings
 from llmcli.serve.batches.worker import BatchWorker
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.embedding_queue import EmbeddingQueue
+from llmcli.serve.http.access import KEY_HEADERS, check_access
 from llmcli.serve.http.api_keys import is_allowed
 from llmcli.serve.http.body_budget import RETRY_AFTER_SECONDS, BodyBudget, BodyBudgetMiddleware
 from llmcli.serve.http.cors import with_cors
@@ -29,7 +30,6 @@ from llmcli.serve.http.routes.files import STREAMED_PATHS
 from llmcli.serve.http.service import Route, Service
 from quant.errors import UserError
 
-PAGE_PATH = "/"
 CLIENT_CLOSED_STATUS = 499  # nginx's status for a closed connection; it is never sent
 
 
@@ -77,18 +77,8 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
 
         return [WebSocketRoute(path, talk) for path in (route.path, *route.further_paths)]
 
-    disabled = dict(service.settings.disabled_paths)
-
     async def answer(request: Request) -> Response:
-        if option := disabled.get(route.path):
-            # as llama-server: a page that is not offered does not exist
-            status = 404 if route.path == PAGE_PATH else 501
-            message = f"this server does not offer {route.path}; start it with {option}"
-            raise ApiError(message, status)
-        if not route.is_public and not is_allowed(request.headers, service.settings.keys):
-            raise ApiError(
-                "this server needs a key: Authorization: Bearer KEY", 401, code="invalid_api_key"
-            )
+        check_access(route, request.headers, service.settings)
         response: Awaitable[Response] = handle(service, request)
         return await response
 
@@ -104,7 +94,7 @@ async def respond_to_user_error(request: Request, error: UserError) -> Response:
     retry_after = error.retry_after if isinstance(error, ServerBusy) else RETRY_AFTER_SECONDS
     headers = {"retry-after": str(retry_after)} if api_error.code == "busy" else None
     if api_error.status == 401:
-        headers = {"www-authenticate": "Bearer"}
+        headers = KEY_HEADERS
     return json_response(error_document(api_error, request.url.path), api_error.status, headers)
 
 

@@ -113,8 +113,8 @@ def run_admitted_process(
     link: socket.socket,
 ) -> None:
     """The main function of a process of a server of several models. It reports over `link` what the
-    model will take, waits until it is admitted, and goes on as run_model_process. `limit_bytes`: the
-    most memory that the model may take; the admission says how much it gets.
+    model will take, waits until it is admitted, and goes on as run_model_process. `limit_bytes`:
+    the most memory that the model may take; the admission has the bytes that it gets.
     """
     _ignore_signals()
     try:
@@ -149,8 +149,8 @@ async def _serve(app: Starlette, bridge: EngineBridge, link: socket.socket) -> N
     batches = app.state.service.batches
     await batches.start()
     heartbeats = asyncio.create_task(_send_heartbeats(bridge, writer))
-    # If the engine's thread has died or is stuck, the heartbeats end. Closing the link makes the other process
-    # restart this one.
+    # If the engine's thread has died or is stuck, the heartbeats end. Closing the link makes the
+    # other process restart this one.
     heartbeats.add_done_callback(lambda _: writer.close())
     try:
         while frame := await read_frame(reader):

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -26,6 +27,7 @@ from llmcli.api.forms.base import ApiForm, encode_json
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import MARKS_KEY, StreamPosition, new_position
 from llmcli.serve.http import api_keys
+from llmcli.serve.http.access import KEY_HEADERS
 from llmcli.serve.http.asgi_documents import AnswerDocuments
 from llmcli.serve.http.body_budget import BodyBudget, BodyBudgetMiddleware
 from llmcli.serve.http.cors import with_cors
@@ -47,7 +49,7 @@ RESTART_WAIT_SECONDS = 30.0  # seconds that a request waits for a model that is 
 RETRY_AFTER_SECONDS = 5  # value of Retry-After
 BUSY_PAUSE_SECONDS = 0.5  # pause before a stream is sent again because the models were busy
 RESTART_CLOSE_CODE = 1012  # WebSocket close code for a service that restarts
-# key of ASGI messages that only tell that an answer waits, and are no part of it
+# key of ASGI messages that only report that an answer waits, and are no part of it
 PROGRESS_KEY = "llmcli.progress"
 # headers of a WebSocket that are copied to the requests in its messages
 INHERITED_HEADERS = (b"host", b"authorization", b"x-api-key")
@@ -145,10 +147,7 @@ class FrontServer:
         except ClientDisconnected:
             return
         except ApiError as error:
-            headers = (
-                {"retry-after": str(RETRY_AFTER_SECONDS)} if error.status in (429, 503) else None
-            )
-            response = json_response(error_document(error, scope["path"]), error.status, headers)
+            response = error_response(error, scope["path"])
             await with_cors(response, self.settings)(scope, receive, send)
 
     async def _read_key(self, raw: bytes) -> bytes:
@@ -283,6 +282,16 @@ class FrontServer:
             task.cancel()
 
 
+def error_response(error: ApiError, path: str) -> Response:
+    """Return the response to a request for `path` that failed before a model has answered."""
+    headers = None
+    if error.status in (429, 503):
+        headers = {"retry-after": str(RETRY_AFTER_SECONDS)}
+    elif error.status == 401:
+        headers = KEY_HEADERS
+    return json_response(error_document(error, path), error.status, headers)
+
+
 async def prefix_key_of_body(raw: bytes) -> bytes:
     """Return prefix_key() of a request's body; b"" if the body is no JSON object, which the model's
     process refuses.
@@ -297,8 +306,11 @@ class _SentAnswer:
     """The response that the client has received so far. `send`: the ASGI send function to the
     client. `form`: the class of the API form; None if the path has none.
 
-    `has_begun`: the head was sent. `has_answer`: more than news of its progress was sent. `is_complete`: the last byte was sent. `position`: from where
-    another model can continue the response (stream_resume.py); None if it cannot be continued.
+    - `has_begun`: the head was sent.
+    - `has_answer`: more than reports of its progress was sent.
+    - `is_complete`: the last byte was sent.
+    - `position`: from where another model can continue the response (stream_resume.py); None if it
+      cannot be continued.
     """
 
     def __init__(self, send: Send, form: type[ApiForm] | None) -> None:

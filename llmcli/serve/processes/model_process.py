@@ -1,5 +1,5 @@
-"""One process of a model, as the front server sees it: how it starts, the requests that it answers, and
-its end. The process runs a main function of asgi_relay.py.
+"""One process of a model, as the front server sees it: how it starts, the requests that it answers,
+and its end. The process runs a main function of asgi_relay.py.
 """
 
 import asyncio
@@ -15,14 +15,17 @@ from typing import Any
 from starlette.types import Message
 
 from llmcli.errors import UserError
+from llmcli.hardware.limited_process import signal_name
+from llmcli.serve.engine_thread.bridge import FLUSH_SECONDS
 from llmcli.serve.processes import asgi_relay
 from llmcli.serve.processes.asgi_relay import RelayFrame, encode_frame, read_frame
 from llmcli.serve.processes.front import UpstreamLost
 
 # Time without a heartbeat after which the process is killed. Heartbeats go on during a long pass; a
-# process whose engine is stuck says so itself (asgi_relay.py).
+# process whose engine is stuck reports that itself (asgi_relay.py).
 HEARTBEAT_TIMEOUT_SECONDS = 120.0
-EXIT_SECONDS = 10.0  # time for a process to end after its link was closed
+# Time for a process to end after its link was closed. Before, it saves the states of its cache.
+EXIT_SECONDS = FLUSH_SECONDS + 10.0
 
 
 class ModelProcess:
@@ -119,9 +122,9 @@ class ModelProcess:
                 self._join_lock.release()
 
     def _join(self, process: Any, seconds: float = -1) -> bool:
-        """Wait until a process has ended, at most for `seconds`; -1: without a limit. Return whether it
-        has. Several threads may wait: if they asked the system at once, only one would get the exit
-        code, and the others none.
+        """Wait until a process has ended, at most for `seconds`; -1: without a limit. Return
+        whether it has. Several threads may wait: if they asked the system at once, only one would
+        get the exit code, and the others none.
         """
         if not self._join_lock.acquire(timeout=seconds):
             return False
@@ -161,7 +164,7 @@ class ModelProcess:
             self._writer.write(encode_frame(("in", number, message)))
 
     def _close_call(self, number: int) -> None:
-        """Tell the process that the client of a request has disconnected, and forget the
+        """Report to the process that the client of a request has disconnected, and forget the
         request.
         """
         self._send(number, {"type": "http.disconnect"})
@@ -225,4 +228,4 @@ class ModelProcess:
 def exit_status(process: Any) -> str:
     """Return the name of the signal that ended a process, or its exit code."""
     code = process.exitcode
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return signal_name(-code) if code < 0 else f"exit code {code}"

@@ -28,6 +28,7 @@ from llmcli.serve.http.service import Route, Service
 
 # The version of ollama that has this API. Some clients (such as VS Code) refuse an older version.
 OLLAMA_VERSION = "0.12.6"
+NEVER = "9999-12-31T00:00:00Z"  # the time at which a model that stays loaded is unloaded
 INPUT_FIELD_NAMES = "input", "prompt"  # in /api/embed, in the older /api/embeddings
 
 
@@ -71,32 +72,39 @@ class OllamaEmbedBody(RequestBody):
     options: Any = ignored("they have no effect on vectors")
 
 
-def _details(service: Service) -> dict[str, Any]:
-    header, count = service.bridge.runner.header, service.bridge.runner.model.n_params
-    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+def model_document(
+    name: str, *, nbytes: int, changed: float, architecture: str, n_params: int, file_type: str
+) -> dict[str, Any]:
+    """Return a model as ollama lists it. `changed`: the Unix time of its last change."""
+    count = f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.0f}M"
     return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": header.architecture,
-        "families": [header.architecture],
-        "parameter_size": size,
-        "quantization_level": header.file_type,
+        "name": name,
+        "model": name,
+        "modified_at": datetime.fromtimestamp(changed, UTC).isoformat(),
+        "size": nbytes,
+        # ollama uses the hash of a manifest, which a GGUF file does not have
+        "digest": hashlib.sha256(f"{name} {nbytes}".encode()).hexdigest(),
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": architecture,
+            "families": [architecture] if architecture else [],
+            "parameter_size": count,
+            "quantization_level": file_type,
+        },
     }
 
 
 def _model_document(service: Service, name: str) -> dict[str, Any]:
-    size = sum(tensor.nbytes for tensor in service.bridge.runner.header.tensors)
-    changed = datetime.fromtimestamp(service.settings.created, UTC).isoformat()
-    # ollama uses the hash of a manifest, which a GGUF file does not have
-    digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": changed,
-        "size": size,
-        "digest": digest,
-        "details": _details(service),
-    }
+    header = service.bridge.runner.header
+    return model_document(
+        name,
+        nbytes=sum(tensor.nbytes for tensor in header.tensors),
+        changed=service.settings.created,
+        architecture=header.architecture,
+        n_params=service.bridge.runner.model.n_params,
+        file_type=header.file_type or "",
+    )
 
 
 async def list_models(service: Service, request: Request) -> Response:
@@ -112,7 +120,7 @@ async def list_running(service: Service, request: Request) -> Response:
     models = [
         {
             **_model_document(service, name),
-            "expires_at": "9999-12-31T00:00:00Z",
+            "expires_at": NEVER,
             "size_vram": 0,
             "context_length": size,
         }
@@ -135,6 +143,7 @@ async def show_model(service: Service, request: Request) -> Response:
     if runner.can_generate and runner.template is not None:
         capabilities += ["tools", *(["thinking"] if runner.template.thinking_variables else [])]
     architecture = runner.header.architecture
+    document = _model_document(service, name)
     info = {
         "general.architecture": architecture,
         "general.parameter_count": runner.model.n_params,
@@ -147,10 +156,10 @@ async def show_model(service: Service, request: Request) -> Response:
             "parameters": f"num_ctx {context_tokens(runner, settings)}",
             "license": "",
             "template": runner.template.source if runner.template else "{{ .Prompt }}",
-            "details": _details(service),
+            "details": document["details"],
             "model_info": info,
             "capabilities": capabilities,
-            "modified_at": _model_document(service, name)["modified_at"],
+            "modified_at": document["modified_at"],
         }
     )
 

@@ -52,6 +52,14 @@ class ChangeBody(ModelNameBody):
     modelfile: Any = ignored("the request is refused")
 
 
+def pulled_response(body: ModelNameBody) -> Response:
+    """Respond to a request to pull a model that is here: as ollama does after a download."""
+    if body.stream is False:
+        return json_response({"status": PULL_STATUSES[-1]})
+    lines = [encode_json({"status": status}) + b"\n" for status in PULL_STATUSES]
+    return Response(b"".join(lines), media_type="application/x-ndjson")
+
+
 async def pull_model(service: Service, request: Request) -> Response:
     """Report that the served model is here. A model that is not served is not downloaded."""
     body = await read_checked_body(request, service.settings.max_body, ModelNameBody)
@@ -64,10 +72,7 @@ async def pull_model(service: Service, request: Request) -> Response:
             param="model",
             code="model_not_found",
         )
-    if body.stream is False:
-        return json_response({"status": PULL_STATUSES[-1]})
-    lines = [encode_json({"status": status}) + b"\n" for status in PULL_STATUSES]
-    return Response(b"".join(lines), media_type="application/x-ndjson")
+    return pulled_response(body)
 
 
 async def refuse_change(path: str, service: Service, request: Request) -> Response:

@@ -25,9 +25,9 @@ class Resident:
 def choose_unloads(
     residents: Collection[Resident], nbytes: int, limit_bytes: int
 ) -> list[Resident] | None:
-    """Return the models to unload so that a model of `nbytes` fits below `limit_bytes` together with
-    the rest, the first to unload first. Return None if it does not fit even alone with the pinned
-    models.
+    """Return the models to unload so that a model of `nbytes` fits below `limit_bytes` together
+    with the rest, the first to unload first. Return None if it does not fit even alone with the
+    pinned models.
 
     Idle models come before busy ones, which must be waited for, and then those whose last use is
     longest ago. No model is in the result without which the rest would fit, too.

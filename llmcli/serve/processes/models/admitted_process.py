@@ -1,5 +1,5 @@
-"""A model process that first says how much memory it will take, and loads the model when the server
-admits it. The process runs asgi_relay.run_admitted_process. It is not restarted.
+"""A model process that first reports how much memory it will take, and loads the model when the
+server admits it. The process runs asgi_relay.run_admitted_process. It is not restarted.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class AdmittedProcess(ModelProcess):
         super().__init__()
         self._predict, self._open_model = predict, open_model
         self.facts: dict[str, Any] = {}
-        self._was_available = False
+        self._was_available = self._is_aborted = False
 
     def plan(self, limit_bytes: int) -> PlannedMemory:
         """Start the process, and return what the model will take. `limit_bytes`: the most that it
@@ -31,13 +31,15 @@ class AdmittedProcess(ModelProcess):
             run_admitted_process, self._predict, self._open_model, limit_bytes
         )
         self._process, self._link = process, link
+        if self._is_aborted:  # while the process was started
+            self._kill(process)
         frame = self._read_report(process, link, "planned")
         return PlannedMemory(**frame[1])
 
     def load(self, limit_bytes: int) -> None:
         """Load the model into at most `limit_bytes`. Waits. Raises UserError if that fails."""
         assert self._link is not None
-        with suppress(OSError):  # if the process has ended, reading says so
+        with suppress(OSError):  # if the process has ended, reading fails, too
             self._link.sendall(encode_frame(("load", limit_bytes)))
         self.facts = self._read_report(self._process, self._link, "ready")[1]
 
@@ -52,8 +54,8 @@ class AdmittedProcess(ModelProcess):
         self._was_available = True
 
     async def serve(self) -> str:
-        """Pass requests and answers on until the process has ended, and return why it ended. All its
-        requests are then lost.
+        """Pass requests and answers on until the process has ended, and return why it ended. All
+        its requests are then lost.
         """
         assert self._link is not None
         why_killed = await self._read_frames(self._link)
@@ -63,6 +65,7 @@ class AdmittedProcess(ModelProcess):
 
     def abort(self) -> None:
         """Kill the process while it starts, so that plan() or load() fails."""
+        self._is_aborted = True
         if self._process is not None and self._process.pid is not None:
             self._kill(self._process)
 

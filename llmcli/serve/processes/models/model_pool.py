@@ -13,7 +13,7 @@ Everything here runs on one event loop.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -42,6 +42,7 @@ MAX_STATES_SHARE = 8  # states of answers get at most this part of the limit for
 RETRY_DELAYS_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
 MAX_RETRY_WAIT_SECONDS = 5.0  # requests wait for a delay up to this, and are refused otherwise
 PROGRESS_SECONDS = 2.0  # how often a stream that waits for its model gets a comment
+ROOM_REASON = "room for "  # why a model drains, before the name of another model
 MIN_CHECK_SECONDS, CHECK_SECONDS = 0.01, 2.0  # how often the files of loaded models are looked at
 
 
@@ -65,12 +66,13 @@ class PooledModel:
 
     - `is_offered`: requests can name it; not so after it was removed.
     - `reserved_bytes`: what counts for its process now.
-    - `memory`: what it takes, once it was planned in the state `stamp` of its file.
+    - `memory`: what it takes, once it was planned for `planned_request` in the state `stamp` of its
+      file.
     - `n_running`: requests that its process answers; `tickets`: requests that wait for it.
     - `drains_for`: why it gets no further requests; "" if it does.
     - `expires_at`: when it is unloaded if it is idle.
-    - `n_failures`: crashes and failed loads in a row; `error`: the last one, told to requests until
-      `retry_at`.
+    - `n_failures`: crashes and failed loads in a row; `error`: the last one, with which requests
+      are refused until `retry_at`.
     """
 
     served: ServedModel
@@ -79,6 +81,7 @@ class PooledModel:
     reserved_bytes: int = 0
     memory: PlannedMemory | None = None
     stamp: FileStamp | None = None
+    planned_request: ServeRequest | None = None
     process: AdmittedProcess | None = None
     n_running: int = 0
     tickets: "list[asyncio.Future[AdmittedProcess]]" = field(default_factory=list)
@@ -118,14 +121,14 @@ class PooledModel:
         return "failed" if self.state == "here" and self.error else self.state
 
 
-class _NobodyWaits(Exception):
-    """All clients that waited for a model have left."""
+class _LoadAbandoned(Exception):
+    """All clients that waited for a model have disconnected."""
 
 
 class ModelPool:
-    """The models of a server, as the front server's Upstream. `find_models`: returns the models that
-    are offered now; it may wait for the disk. `make_process`: returns a process, not yet started,
-    for a model. `note`: receives messages for the user.
+    """The models of a server, as the front server's Upstream. `find_models`: returns the models
+    that are offered now; it may wait for the disk. `make_process`: returns a process, not yet
+    started, for a model. `note`: receives messages for the user.
     """
 
     def __init__(
@@ -160,8 +163,8 @@ class ModelPool:
         for model in self.models.values():
             if model.load_task:
                 model.load_task.cancel()
-            if model.process:
-                model.process.abort()
+            if model.process and model.state == "loading":
+                model.process.abort()  # a loaded one saves its states first
         processes = [model.process for model in self.models.values() if model.process]
         await asyncio.gather(*(process.close() for process in processes))
 
@@ -221,7 +224,9 @@ class ModelPool:
             self._release(model, keep_alive)
 
     async def _acquire(self, model: PooledModel) -> AdmittedProcess:
-        """Load a model if needed, count a request of it, and return its process. Raises ApiError."""
+        """Load a model if needed, count a request of it, and return its process. Raises
+        ApiError.
+        """
         ticket: asyncio.Future[AdmittedProcess] = asyncio.get_running_loop().create_future()
         model.tickets.append(ticket)
         try:
@@ -240,8 +245,8 @@ class ModelPool:
                 self._changed.set()
 
     def _grant(self, model: PooledModel) -> None:
-        """Give the process of a loaded model to all requests that wait for it. They count at once, so
-        that the model is not unloaded before they run.
+        """Give the process of a loaded model to all requests that wait for it. They count at once,
+        so that the model is not unloaded before they run.
         """
         assert model.process is not None
         for ticket in model.tickets:
@@ -307,11 +312,11 @@ class ModelPool:
         if model.served.is_pinned:
             raise ApiError(f"{model.name} is pinned: it stays loaded", 409)
         if model.load_task and not model.load_task.done():
-            with suppress(ApiError, _NobodyWaits):
+            with suppress(ApiError, _LoadAbandoned):
                 await asyncio.shield(model.load_task)
         if model.state != "loaded":
             return False
-        model.drains_for = model.drains_for or "a request"
+        model.drains_for = "a request"
         gone = model.gone
         self._changed.set()
         await gone.wait()
@@ -340,7 +345,7 @@ class ModelPool:
             self._raise_failure(model)
             model.load_task = asyncio.create_task(self._load(model))
             model.load_task.add_done_callback(_read_exception)
-        with suppress(_NobodyWaits):
+        with suppress(_LoadAbandoned):
             # One client that leaves must not end the load of the others.
             await asyncio.shield(model.load_task)
 
@@ -357,13 +362,13 @@ class ModelPool:
             )
 
     async def _load_pinned(self, model: PooledModel) -> None:
-        """Load a model at the start of the server. An error was told when it happened."""
+        """Load a model at the start of the server. An error was noted when it happened."""
         with suppress(ApiError):
             async with self.use(model, math.inf):
                 pass
 
     async def _load(self, model: PooledModel) -> None:
-        """Load a model when it is its turn. Raises ApiError, and _NobodyWaits."""
+        """Load a model when it is its turn. Raises ApiError, and _LoadAbandoned."""
         if model.state == "here":
             model.state = "queued"
         try:
@@ -393,7 +398,7 @@ class ModelPool:
                 await self._discard(model)
 
     async def _plan_and_open(self, model: PooledModel) -> None:
-        """Plan a model, make room for it, and load it. Raises UserError and _NobodyWaits."""
+        """Plan a model, make room for it, and load it. Raises UserError and _LoadAbandoned."""
         started = time.perf_counter()
         stamp = model.served.stamp
         if stamp is None:
@@ -401,13 +406,15 @@ class ModelPool:
                 f"{model.name} is not on this disk",
                 hint=f"llmcli pull {model.served.request.ref}",
             )
-        if model.stamp != stamp:
+        if (model.stamp, model.planned_request) != (stamp, model.served.request):
             model.memory, model.stamp = None, stamp
+            model.planned_request = model.served.request
         if model.memory is None:
             await self._make_room(model, PLANNING_BYTES)
             await self._plan(model)
             if not self._has_room(model):
                 await self._discard(model)  # its process takes memory that others may need
+                model.state = "queued"
         assert model.memory is not None
         await self._make_room(model, self._bytes_to_reserve(model))
         if model.process is None:
@@ -434,7 +441,7 @@ class ModelPool:
         self._changed.set()
 
     async def _plan(self, model: PooledModel) -> None:
-        """Start the process of a model, and learn what it will take. Raises UserError."""
+        """Start the process of a model, which plans its memory. Raises UserError."""
         model.state = "loading"
         model.process = self._make_process(model.served.request)
         free = self.settings.limit_bytes - self._pinned_bytes(model)
@@ -481,27 +488,41 @@ class ModelPool:
 
     async def _make_room(self, model: PooledModel, nbytes: int) -> None:
         """Unload models until one more of `nbytes` fits, and reserve them. Raises UserError if they
-        never fit, and _NobodyWaits if its clients leave meanwhile.
+        never fit, and _LoadAbandoned if its clients leave meanwhile.
         """
-        while True:
-            unloads = choose_unloads(self._residents(model), nbytes, self.settings.limit_bytes)
-            if unloads is None:
-                raise self._too_large(model, nbytes)
-            names = {resident.name for resident in unloads}
-            for other in self.models.values():
-                if other.name in names and other.state == "loaded":
-                    other.drains_for = other.drains_for or f"room for {model.name}"
-                elif other.drains_for.startswith("room for") and other.state == "loaded":
-                    other.drains_for = ""
-                    if self._is_usable(other):
-                        self._grant(other)
-            if not unloads:
-                model.reserved_bytes = nbytes
-                return
-            if not model.n_waiting and not model.served.is_pinned:
-                raise _NobodyWaits
-            self._changed.set()  # idle ones are unloaded by _watch_models
-            await self._next_change()
+        try:
+            while unloads := self._choose_unloads(model, nbytes):
+                self._drain_for_room(model, unloads)
+                if not model.n_waiting and not model.served.is_pinned:
+                    raise _LoadAbandoned
+                self._changed.set()  # idle ones are unloaded by _watch_models
+                await self._next_change()
+        finally:
+            self._drain_for_room(model, ())
+        model.reserved_bytes = nbytes
+
+    def _choose_unloads(self, model: PooledModel, nbytes: int) -> set[str]:
+        """Return the names of the models to unload so that one more of `nbytes` fits. Raises
+        UserError if it never fits.
+        """
+        unloads = choose_unloads(self._residents(model), nbytes, self.settings.limit_bytes)
+        if unloads is None:
+            raise self._too_large(model, nbytes)
+        return {resident.name for resident in unloads}
+
+    def _drain_for_room(self, model: PooledModel, names: Collection[str]) -> None:
+        """Let the loaded models `names` end when they are idle, to make room for `model`, and let
+        the others that drained for it answer again.
+        """
+        for other in self.models.values():
+            if other.state != "loaded":
+                continue
+            if other.name in names:
+                other.drains_for = other.drains_for or f"{ROOM_REASON}{model.name}"
+            elif other.drains_for.startswith(ROOM_REASON):
+                other.drains_for = ""
+                if self._is_usable(other):
+                    self._grant(other)
 
     def _too_large(self, model: PooledModel, nbytes: int) -> UserError:
         """Return the error for a model that does not fit beside the pinned ones."""
@@ -552,7 +573,9 @@ class ModelPool:
         self._changed.set()
 
     async def _watch_models(self) -> None:
-        """Unload idle models that are to make room, or whose time is over, and look at the files."""
+        """Unload idle models that are to make room, or whose time is over, and look at the
+        files.
+        """
         while True:
             now = time.monotonic()
             for model in tuple(self.models.values()):
@@ -575,7 +598,9 @@ class ModelPool:
         """Start to end the process of an idle model; _watch_process notices when it has ended."""
         assert model.process is not None
         why = f" for {model.drains_for}" if model.drains_for else ""
-        self._note(f"{model.name} is unloaded{why}".replace("for room for", "to make room for"))
+        self._note(
+            f"{model.name} is unloaded{why}".replace(f"for {ROOM_REASON}", f"to make {ROOM_REASON}")
+        )
         model.state = "unloading"
         self._spawn(model.process.close())
 

@@ -1,4 +1,6 @@
-"""The memory and the metrics of all models of a server, in one report each."""
+"""Sends requests to all loaded models, and merges their reports on memory and metrics into one
+each.
+"""
 
 import asyncio
 import json
@@ -6,10 +8,13 @@ import math
 import re
 import time
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from llmcli.serve.processes.asgi_relay import portable_scope
 from llmcli.serve.processes.front import UpstreamLost
+from llmcli.serve.processes.models.admitted_process import AdmittedProcess
 from llmcli.serve.processes.models.model_pool import ModelPool, PooledModel
 
 REPORT_SECONDS = 10.0  # time for a process to report
@@ -48,10 +53,10 @@ def memory_totals(pool: ModelPool) -> dict[str, int]:
 
 
 async def collect_memory(pool: ModelPool, scope: Any) -> dict[str, Any]:
-    """Return the bytes of all models, with the cache report of each loaded one. `scope`: that of the
-    request for it.
+    """Return the bytes of all models, with the cache report of each loaded one. `scope`: that of
+    the request for it.
     """
-    bodies = await _ask_loaded(pool, scope)
+    bodies = await _ask_reports(pool, scope)
     models = {}
     for name, model in pool.models.items():
         models[name] = {"state": model.shown_state, **model_fields(model), "cache": None}
@@ -64,7 +69,7 @@ async def collect_metrics(pool: ModelPool, scope: Any) -> str:
     """Return one Prometheus text for all models: the samples of each loaded one with the label
     `model`, and the pool's own.
     """
-    bodies = await _ask_loaded(pool, scope)
+    bodies = await _ask_reports(pool, scope)
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for name, raw in bodies.items():
@@ -111,32 +116,51 @@ def _pool_metrics(pool: ModelPool) -> list[str]:
     return lines
 
 
-async def _ask_loaded(pool: ModelPool, scope: Any) -> dict[str, bytes]:
-    """Return the body of the answer of each loaded model to a request without a body. A model that
-    does not answer with status 200 is left out.
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """The answer of a model to a request of the server."""
+
+    status: int
+    body: bytes
+
+
+async def ask_loaded(pool: ModelPool, scope: Any, body: bytes = b"") -> dict[str, ModelAnswer]:
+    """Send a request to all loaded models, and return the answer of each by its name. A model that
+    is lost or does not answer in time is left out.
     """
-    loaded = [model for model in pool.models.values() if model.state == "loaded"]
-    bodies = await asyncio.gather(*(_ask(model, portable_scope(scope)) for model in loaded))
+    processes = {
+        model.name: model.process
+        for model in pool.models.values()
+        if model.state == "loaded" and model.process is not None
+    }
+    answers = await asyncio.gather(
+        *(_ask(process, portable_scope(scope), body) for process in processes.values())
+    )
     return {
-        model.name: body for model, body in zip(loaded, bodies, strict=True) if body is not None
+        name: answer for name, answer in zip(processes, answers, strict=True) if answer is not None
     }
 
 
-async def _ask(model: PooledModel, scope: dict[str, Any]) -> bytes | None:
-    """Return the body of a loaded model's answer; None if it has none."""
-    assert model.process is not None
-    body, status = bytearray(), 0
+async def _ask_reports(pool: ModelPool, scope: Any) -> dict[str, bytes]:
+    """Return the report of each loaded model that has one. `scope`: that of the request for it."""
+    answers = await ask_loaded(pool, scope)
+    return {name: answer.body for name, answer in answers.items() if answer.status == HTTPStatus.OK}
+
+
+async def _ask(process: AdmittedProcess, scope: dict[str, Any], body: bytes) -> ModelAnswer | None:
+    """Return the answer of a process; None if it has none."""
+    raw, status = bytearray(), 0
     try:
         async with (
             asyncio.timeout(REPORT_SECONDS),
-            aclosing(model.process.ask(scope, b"", b"")) as messages,
+            aclosing(process.ask(scope, body, b"")) as messages,
         ):
             async for message in messages:
                 status = message.get("status", status)
-                body += message.get("body", b"")
+                raw += message.get("body", b"")
     except (TimeoutError, UpstreamLost):
         return None
-    return bytes(body) if status == 200 else None
+    return ModelAnswer(status, bytes(raw)) if status else None
 
 
 def _escape(name: str) -> str:

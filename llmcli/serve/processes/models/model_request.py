@@ -1,4 +1,6 @@
-"""Reads from a request which model it names, and writes the messages to a client that waits for it."""
+"""Reads from a request which model it names, and writes the messages to a client that waits for
+it.
+"""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +26,7 @@ class ModelRequest:
     """What a server of several models must know of a request.
 
     - `name`: the model that it names; None: it names none.
-    - `keep_alive`: seconds for which the model stays loaded; None: as the server says.
+    - `keep_alive`: seconds for which the model stays loaded; None: the server's default.
     - `shows_progress`: its answer is a stream that can have comments.
     """
 
@@ -34,7 +36,7 @@ class ModelRequest:
 
 
 async def read_model_request(scope: dict[str, Any], body: bytes) -> ModelRequest:
-    """Return what a request says about its model: in its body, or in `?model=` without one. Raises
+    """Return what a request contains about its model: in its body, or in `?model=` without one. Raises
     ApiError if the body is not a JSON object, or if a field is wrong.
     """
     document = await parse_json(body) if body else {}
@@ -51,7 +53,9 @@ async def read_model_request(scope: dict[str, Any], body: bytes) -> ModelRequest
 
 
 def read_keep_alive(value: Any) -> float | None:
-    """Return the seconds of the field `keep_alive`, infinite for a negative one. Raises ApiError."""
+    """Return the seconds of the field `keep_alive`, infinite for a negative one. Raises
+    ApiError.
+    """
     if value is None:
         return None
     try:
@@ -63,7 +67,7 @@ def read_keep_alive(value: Any) -> float | None:
 def progress_messages(
     request: ModelRequest, name: str, state: str, n_sent: int
 ) -> Iterator[Message]:
-    """Yield the ASGI messages that tell a stream's client that the model `name` is in a `state`.
+    """Yield the ASGI messages that report to a stream's client that the model `name` is in a `state`.
     They are comments, which clients ignore. `n_sent`: how many were sent before.
     """
     if not request.shows_progress:

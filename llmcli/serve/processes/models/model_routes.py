@@ -1,13 +1,13 @@
-"""What a server of several models answers itself: lists of the models, loading and unloading, its
-health and its memory.
+"""The requests that a server of several models answers itself: lists of the models, loading and
+unloading, its health and its memory.
 """
 
 import asyncio
-import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from llmcli.api.errors import ApiError
-from llmcli.api.forms.base import encode_json
 from llmcli.api.server_settings import ServerSettings
 from llmcli.serve.http.exchange import (
     cancel_on_disconnect,
@@ -23,17 +22,19 @@ from llmcli.serve.http.exchange import (
     parse_json,
     read_all,
     read_body,
+    read_checked_body,
 )
 from llmcli.serve.http.routes import ROUTES
+from llmcli.serve.http.routes.answer_control import parse_control, unknown_answer
 from llmcli.serve.http.routes.api_description import docs_response, openapi_response
-from llmcli.serve.http.routes.ollama import OLLAMA_VERSION
-from llmcli.serve.http.routes.ollama_models import PULL_STATUSES
+from llmcli.serve.http.routes.ollama import NEVER, OLLAMA_VERSION, model_document
+from llmcli.serve.http.routes.ollama_models import ModelNameBody, pulled_response
 from llmcli.serve.http.routes.page import build_page
+from llmcli.serve.http.service import Route
 from llmcli.serve.processes.models import model_reports
 from llmcli.serve.processes.models.model_pool import ModelPool, PooledModel
 from llmcli.serve.processes.models.model_request import read_keep_alive
 
-PUBLIC_PATHS = ("/", "/index.html", "/health", "/v1/health", "/docs", "/openapi.json")
 # The paths whose requests load or unload a model if they have no prompt, as in ollama.
 PROMPT_FIELDS = {"/api/generate": "prompt", "/api/chat": "messages"}
 # llama-server's names of the states.
@@ -43,7 +44,6 @@ ROUTER_STATES = {
     "queued": "loading",
     "loading": "loading",
 }
-NEVER = "9999-12-31T00:00:00Z"  # the time at which a model that stays loaded is unloaded
 # Files belong to a server of one model, and no request changes the models on this disk.
 REFUSED_PATHS = (
     "/v1/files",
@@ -54,12 +54,27 @@ REFUSED_PATHS = (
     "/api/push",
     "/api/blobs",
 )
-KNOWN_PATHS = tuple(
-    compile_path(path)[0]
+PATH_PATTERNS = tuple(
+    (compile_path(path)[0], route)
     for route in ROUTES.values()
     for path in (route.path, *route.further_paths)
+    if not route.is_websocket
 )
+MODEL_PREFIX = "/v1/models/"
+CONTROL_PATHS = ("/v1/chat/completions/control", "/chat/completions/control")
 Handler = Callable[[Request], Awaitable[Response | None]]
+
+
+def find_route(path: str) -> Route | None:
+    """Return the route of a path, which a server of one model has, too; None if there is none."""
+    return next((route for pattern, route in PATH_PATTERNS if pattern.match(path)), None)
+
+
+async def read_facts(model: PooledModel) -> None:
+    """Read the header of a model's file on another thread, so that running streams do not wait for
+    the disk when its facts are used.
+    """
+    await asyncio.to_thread(lambda: model.served.facts)
 
 
 class ModelRoutes:
@@ -87,28 +102,36 @@ class ModelRoutes:
             ("GET", "/docs"): self._describe,
             ("GET", "/openapi.json"): self._describe,
             ("POST", "/api/pull"): self._pull,
+            **{("POST", path): self._control_answer for path in CONTROL_PATHS},
         }
 
     async def answer(self, request: Request) -> Response | None:
         """Answer a request; None if a model must answer it. A body that was read for this is in
         `request.state.body`. Raises ApiError and ClientDisconnected.
         """
-        path = request.url.path
-        if handler := self._handlers.get((request.method, path)):
+        path = request.scope["path"]
+        method = "GET" if request.method == "HEAD" else request.method
+        if handler := self._handlers.get((method, path)):
             return await handler(request)
-        if request.method == "GET" and path.startswith("/v1/models/"):
-            return json_response(self._model_document(await self._find(path[11:])))
-        if path.startswith(REFUSED_PATHS):
-            raise ApiError("a server of several models does not offer this", 501)
-        if not any(pattern.match(path) for pattern in KNOWN_PATHS):
+        if method == "GET" and path.startswith(MODEL_PREFIX):
+            return json_response(self._model_document(await self._find(path[len(MODEL_PREFIX) :])))
+        route = find_route(path)
+        if route is None:
             raise ApiError(f"there is no path {path[:100]!r}; /docs lists all", 404)
+        if route.path.startswith(REFUSED_PATHS):
+            raise ApiError("a server of several models does not offer this", 501)
+        if method not in route.methods:
+            accepted = ", ".join(route.methods)
+            raise ApiError(f"{method[:20]} {path[:200]}: this path accepts {accepted}", 405)
         return None
 
     async def _find(self, name: Any) -> PooledModel:
-        """Return the model with a name. Raises ApiError."""
+        """Return the model with a name, after reading its file's header. Raises ApiError."""
         if not isinstance(name, str) or not name:
             raise ApiError("model is missing", param="model")
-        return await self._pool.find(name)
+        model = await self._pool.find(name)
+        await read_facts(model)
+        return model
 
     async def _read_model(self, request: Request) -> PooledModel:
         """Return the model that the body of a request names. Raises ApiError."""
@@ -120,10 +143,18 @@ class ModelRoutes:
     async def _list_models(self, request: Request) -> Response:
         """Respond with an entry for each model."""
         await self._pool.refresh()
-        models = [self._model_document(model) for model in self._models()]
+        models = [self._model_document(model) for model in await self._read_models()]
         return json_response(
             {"object": "list", "data": models, "memory": model_reports.memory_totals(self._pool)}
         )
+
+    async def _read_models(self) -> list[PooledModel]:
+        """Return the models in the order of their names, after reading the headers of their
+        files.
+        """
+        models = self._models()
+        await asyncio.gather(*map(read_facts, models))
+        return models
 
     def _models(self) -> list[PooledModel]:
         """Return the models in the order of their names."""
@@ -159,26 +190,26 @@ class ModelRoutes:
         """Return a model as ollama lists it."""
         served, facts = model.served, model.served.facts
         stamp = served.stamp
-        changed = datetime.fromtimestamp(stamp.mtime_ns / 1e9 if stamp else self.created, UTC)
-        return {
-            "name": model.name,
-            "model": model.name,
-            "modified_at": changed.isoformat(),
-            "size": served.nbytes,
-            # ollama uses the hash of a manifest, which a GGUF file does not have
-            "digest": hashlib.sha256(f"{model.name} {served.nbytes}".encode()).hexdigest(),
-            "details": _details(facts),
-        }
+        return model_document(
+            model.name,
+            nbytes=served.nbytes,
+            changed=stamp.mtime_ns / 1e9 if stamp else self.created,
+            architecture=facts.get("architecture") or "",
+            n_params=facts.get("parameters") or 0,
+            file_type=facts.get("file_type") or "",
+        )
 
     async def _list_tags(self, request: Request) -> Response:
         """Respond with the models that are here, as ollama lists them."""
         await self._pool.refresh()
-        models = [self._ollama_document(model) for model in self._models() if model.served.path]
+        models = [
+            self._ollama_document(model) for model in await self._read_models() if model.served.path
+        ]
         return json_response({"models": models})
 
     async def _list_running(self, request: Request) -> Response:
         """Respond with the loaded models, as ollama lists them."""
-        loaded = [model for model in self._models() if model.state == "loaded"]
+        loaded = [model for model in await self._read_models() if model.state == "loaded"]
         return json_response(
             {
                 "models": [
@@ -199,7 +230,7 @@ class ModelRoutes:
         return json_response({"version": OLLAMA_VERSION})
 
     async def _show_details(self, request: Request) -> Response:
-        """Respond with what a model's file says, as ollama does. The model is not loaded."""
+        """Respond with the facts of a model's file, as ollama does. The model is not loaded."""
         model = await self._read_model(request)
         facts = model.served.facts
         architecture = facts.get("architecture") or "unknown"
@@ -254,7 +285,7 @@ class ModelRoutes:
         """
         request.state.body = await read_all(request, self._settings.max_body)
         document = await parse_json(request.state.body)
-        if document.get(PROMPT_FIELDS[request.url.path]):
+        if document.get(PROMPT_FIELDS[request.scope["path"]]):
             return None
         model = await self._find(document.get("model"))
         keep_alive = read_keep_alive(document.get("keep_alive"))
@@ -262,7 +293,7 @@ class ModelRoutes:
             await cancel_on_disconnect(request.receive, self._pool.unload(model))
         else:
             await cancel_on_disconnect(request.receive, self._touch(model, keep_alive))
-        is_chat = request.url.path == "/api/chat"
+        is_chat = request.scope["path"] == "/api/chat"
         text = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
         return json_response(
             {
@@ -273,6 +304,18 @@ class ModelRoutes:
                 "done_reason": "unload" if keep_alive == 0 else "load",
             }
         )
+
+    async def _control_answer(self, request: Request) -> Response:
+        """Change a running answer of any model. The request has the id of the answer and names no
+        model, so that it is sent to all loaded models, of which at most one has the answer. Raises
+        ApiError (404) if none has it.
+        """
+        raw = await read_all(request, self._settings.max_body)
+        body = parse_control(await parse_json(raw), request.scope["path"])
+        for answer in (await model_reports.ask_loaded(self._pool, request.scope, raw)).values():
+            if answer.status != HTTPStatus.NOT_FOUND:
+                return Response(answer.body, answer.status, media_type="application/json")
+        raise unknown_answer(body)
 
     # --- the server
 
@@ -299,34 +342,19 @@ class ModelRoutes:
 
     async def _describe(self, request: Request) -> Response:
         """Respond with the description of all paths."""
-        build = docs_response if request.url.path == "/docs" else openapi_response
+        build = docs_response if request.scope["path"] == "/docs" else openapi_response
         return await asyncio.to_thread(build, tuple(ROUTES.values()))
 
     async def _pull(self, request: Request) -> Response:
         """Report that a model is here. No model is downloaded."""
-        document = await read_body(request, self._settings.max_body)
-        await self._find(document.get("model") or document.get("name"))
-        statuses = PULL_STATUSES[-1:] if document.get("stream") is False else PULL_STATUSES
-        lines = [encode_json({"status": status}) + b"\n" for status in statuses]
-        return Response(b"".join(lines), media_type="application/x-ndjson")
+        body = await read_checked_body(request, self._settings.max_body, ModelNameBody)
+        await self._find(body.requested)
+        return pulled_response(body)
 
     async def _show_page(self, request: Request) -> Response:
         """Respond with the chat page."""
         document, headers = build_page()
         return Response(document, headers=headers, media_type="text/html; charset=utf-8")
-
-
-def _details(facts: Any) -> dict[str, Any]:
-    """Return the `details` of ollama's lists."""
-    count = facts.get("parameters") or 0
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": facts.get("architecture") or "",
-        "families": [facts["architecture"]] if facts.get("architecture") else [],
-        "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M",
-        "quantization_level": facts.get("file_type") or "",
-    }
 
 
 def _expiry(model: PooledModel) -> str:

@@ -1,5 +1,5 @@
-"""The front server of several models: it answers what concerns the models itself, and forwards every
-other request to the model that the request names.
+"""The front server of several models. It answers requests about the models itself, and forwards
+every other request to the model that the request names.
 
 It checks keys and origins before it looks at a request, because a request may load a model.
 """
@@ -9,17 +9,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from llmcli.api.errors import ApiError, error_document
+from llmcli.api.errors import ApiError
 from llmcli.api.server_settings import ServerSettings
-from llmcli.serve.http import api_keys
-from llmcli.serve.http.body_budget import RETRY_AFTER_SECONDS, BodyBudgetMiddleware
+from llmcli.serve.http.access import check_access
+from llmcli.serve.http.body_budget import BodyBudgetMiddleware
 from llmcli.serve.http.cors import with_cors
-from llmcli.serve.http.exchange import ClientDisconnected, json_response
+from llmcli.serve.http.exchange import ClientDisconnected
 from llmcli.serve.http.origin_guard import OriginGuard
 from llmcli.serve.http.request_ids import RequestIdMiddleware
-from llmcli.serve.processes.front import FrontServer
+from llmcli.serve.processes.front import FrontServer, error_response
 from llmcli.serve.processes.models.model_pool import ModelPool
-from llmcli.serve.processes.models.model_routes import PUBLIC_PATHS, ModelRoutes
+from llmcli.serve.processes.models.model_routes import ModelRoutes, find_route
 
 
 class ModelsFront(FrontServer):
@@ -28,7 +28,6 @@ class ModelsFront(FrontServer):
     def __init__(self, pool: ModelPool, settings: ServerSettings) -> None:
         super().__init__(pool, settings)
         self.routes = ModelRoutes(pool, settings)
-        self._disabled = dict(settings.disabled_paths)
         app: Any = with_cors(self._answer_allowed, settings)
         app = BodyBudgetMiddleware(app, self.body_budget)
         self._bodies: Any = RequestIdMiddleware(OriginGuard(app, settings))
@@ -39,31 +38,16 @@ class ModelsFront(FrontServer):
 
     async def _answer_allowed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose origin is allowed."""
-        request, path = Request(scope, receive), scope["path"]
+        request = Request(scope, receive)
         try:
-            if option := self._disabled.get(path):
-                raise ApiError(
-                    f"this server does not offer {path}; start it with {option}",
-                    404 if path == "/" else 501,
-                )
-            if path not in PUBLIC_PATHS and not api_keys.is_allowed(
-                request.headers, self.settings.keys
-            ):
-                raise ApiError(
-                    "this server needs a key: Authorization: Bearer KEY",
-                    401,
-                    code="invalid_api_key",
-                )
+            check_access(find_route(scope["path"]), request.headers, self.settings)
             if self.is_stopping:
                 raise ApiError("the server is stopping", 503)
             response = await self.routes.answer(request)
         except ClientDisconnected:
             return
         except ApiError as error:
-            headers = (
-                {"retry-after": str(RETRY_AFTER_SECONDS)} if error.status in (429, 503) else None
-            )
-            response = json_response(error_document(error, path), error.status, headers)
+            response = error_response(error, scope["path"])
         if response is None:
             await self._answer(scope, _replay(request, receive), send)
         else:

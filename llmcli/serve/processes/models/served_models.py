@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.catalog import catalog, fetch, store
+from llmcli.catalog.fetch import FetchedModel
 from llmcli.catalog.model_facts import read_facts
 from llmcli.catalog.serve_table import ServeEntry, load_serve_table
 from llmcli.errors import UserError
 from llmcli.model_loader.installed_model import installed_model
+from llmcli.model_loader.prepare import catalog_type
 from llmcli.runtime.draft_settings import parse_method
 from llmcli.serve.serve_request import ServeRequest
 
@@ -40,7 +42,7 @@ class ServedModel:
     - `path`: its file, the first shard; None if it is not on this disk.
     - `nbytes`: of its files.
     - `request`: how its process opens it.
-    - `keep_alive`: seconds for which it stays loaded; None: as the server says.
+    - `keep_alive`: seconds for which it stays loaded; None: the server's default.
     """
 
     names: tuple[str, ...]
@@ -62,7 +64,7 @@ class ServedModel:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the file's header says; empty if it cannot be read."""
+        """The facts of the file's header; empty if it cannot be read."""
         if self.path is None or (stamp := self.stamp) is None:
             return {}
         return _facts_of_file(self.path, stamp)
@@ -87,29 +89,40 @@ def _facts_of_file(path: Path, stamp: FileStamp) -> Mapping[str, Any]:
 
 
 def find_served_models(refs: Iterable[str], request: ServeRequest) -> dict[str, ServedModel]:
-    """Return the models that a server offers, by name. `refs`: only these; empty: all models on this
-    disk, and those of `[serve]`. `request`: the options of the command line. Nothing is downloaded.
+    """Return the models that a server offers, by name. `refs`: only these; empty: all models on
+    this disk, and those of `[serve]`. `request`: the options of the command line. Nothing is
+    downloaded.
 
     Raises UserError if the catalog is wrong, or if two models have the same name.
     """
-    config, ui, refs = request.config, request.ui, tuple(refs)
+    config, ui, refs = request.config, request.ui, tuple(dict.fromkeys(refs))
     table = load_serve_table(config)
-    entries = [table.get(ref) or _entry_of_ref(ref) for ref in refs]
+    entries = [_entry_of_ref(ref, table) for ref in refs]
     if not refs:
         entries = list(table.values())
         known = {entry.name for entry in entries} | {entry.model_ref for entry in entries}
         entries += [ServeEntry(name) for name in _names_on_disk(config) if name not in known]
-    models = {
-        entry.name: model
-        for entry in entries
-        if (model := _served_model(entry, request, config, ui)).path or refs or entry.name in table
-    }
-    _check_names(models, config)
-    return models
+    found = [_find_model(entry, request, config, ui) for entry in entries]
+    # without REFs, a model of the catalog that is not on this disk is not offered
+    found = [one for one in found if one.model.path or refs or one.model.name in table]
+    _check_names([one.model for one in found], config)
+    return {model.name: model for model in _share_processes(found)}
 
 
-def _entry_of_ref(ref: str) -> ServeEntry:
-    """Return the entry of a REF of the command line. A file is named without its folder and suffix."""
+def prepared_refs(refs: Iterable[str], config: "Config") -> list[str]:
+    """Return the names of the models that the REFs of the command line stand for. Raises UserError
+    if the catalog is wrong.
+    """
+    table = load_serve_table(config)
+    return [_entry_of_ref(ref, table).model_ref for ref in refs]
+
+
+def _entry_of_ref(ref: str, table: Mapping[str, ServeEntry]) -> ServeEntry:
+    """Return the entry of a REF of the command line: that of `table`, or a new one. A file is named
+    without its folder and suffix.
+    """
+    if ref in table:
+        return table[ref]
     if not Path(ref).is_file():
         return ServeEntry(ref)
     return ServeEntry(Path(ref).stem, ref=ref, aliases=(ref,))
@@ -128,30 +141,83 @@ def _names_on_disk(config: "Config") -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _served_model(
+@dataclass(frozen=True, slots=True)
+class _FoundModel:
+    """A model with its file on this disk. `file`: None if it is not here as a GGUF."""
+
+    model: ServedModel
+    file: FetchedModel | None
+
+    def has_same_process(self, other: "_FoundModel") -> bool:
+        """Return whether one process can answer for both: the file and all settings are equal."""
+        if self.file is None or other.file is None or self.file.path != other.file.path:
+            return False
+        return _process_settings(self.model, self.file) == _process_settings(
+            other.model, other.file
+        )
+
+
+def _process_settings(model: ServedModel, file: FetchedModel) -> tuple[Any, ...]:
+    """Return all settings of a model's process besides the names."""
+    request = replace(model.request, ref="", settings={**model.request.settings, "names": ()})
+    try:
+        file_type = catalog_type(file)
+    except UserError:  # the file is damaged
+        file_type = None
+    draft = file.entry.draft if file.entry else ""
+    profile = (file.system, dict(file.settings), draft, file_type)
+    return request, model.is_pinned, model.keep_alive, profile
+
+
+def _find_model(
     entry: ServeEntry, request: ServeRequest, config: "Config", ui: "UI"
-) -> ServedModel:
+) -> _FoundModel:
     """Return the model of an entry. Its `path` is None if it is not on this disk as a GGUF."""
-    path, nbytes = None, 0
     try:
         resolved = fetch.resolve_ref(entry.model_ref, config)
-        model = installed_model(resolved, config, ui, entry.model_ref)
+        file = installed_model(resolved, config, ui, entry.model_ref)
     except UserError:  # the name is unknown, or the file is damaged
-        model = None
-    if model is not None and model.kind == "gguf" and model.path.is_file():
-        path, nbytes = model.path, model.nbytes
-    return ServedModel(
+        file = None
+    if file is not None and not (file.kind == "gguf" and file.path.is_file()):
+        file = None
+    model = ServedModel(
         names=tuple(dict.fromkeys((entry.name, *entry.aliases))),
-        path=path,
-        nbytes=nbytes,
+        path=file.path if file else None,
+        nbytes=file.nbytes if file else 0,
         request=_request_of_entry(entry, request),
         is_pinned=entry.pin,
         keep_alive=entry.keep_alive,
     )
+    return _FoundModel(model, file)
+
+
+def _share_processes(found: Iterable[_FoundModel]) -> list[ServedModel]:
+    """Return the models. Those that one process can answer for, such as a model and its alias
+    without settings of its own, are one model with all their names, so that its weights are in
+    memory once.
+    """
+    kept: list[_FoundModel] = []
+    for one in found:
+        same = [index for index, other in enumerate(kept) if one.has_same_process(other)]
+        if same:
+            kept[same[0]] = _with_names(kept[same[0]], one.model.names)
+        else:
+            kept.append(one)
+    return [one.model for one in kept]
+
+
+def _with_names(found: _FoundModel, further: tuple[str, ...]) -> _FoundModel:
+    """Return a model with further names."""
+    model = found.model
+    names = (*model.names, *further)
+    request = replace(model.request, settings={**model.request.settings, "names": names})
+    return replace(found, model=replace(model, names=names, request=request))
 
 
 def _request_of_entry(entry: ServeEntry, request: ServeRequest) -> ServeRequest:
-    """Return the request that opens the model of an entry: the server's with the entry's settings."""
+    """Return the request that opens the model of an entry: the server's with the entry's
+    settings.
+    """
     typed = {name: value for name in TYPED_OPTIONS if (value := getattr(entry, name)) is not None}
     flags = request.run_flags
     changes: dict[str, Any] = {}
@@ -176,23 +242,24 @@ def _request_of_entry(entry: ServeEntry, request: ServeRequest) -> ServeRequest:
     )
 
 
-def _check_names(models: Mapping[str, ServedModel], config: "Config") -> None:
+def _check_names(models: Iterable[ServedModel], config: "Config") -> None:
     """Raise UserError if two models have the same name."""
-    owners: dict[str, str] = {}
-    for model in models.values():
+    owners: dict[str, ServedModel] = {}
+    for model in models:
         for name in model.names:
-            other = owners.setdefault(name.lower(), model.name)
-            if other != model.name:
+            other = owners.setdefault(name.lower(), model)
+            if other is not model:
                 raise UserError(
-                    f"{name} is a name of both {other} and {model.name}",
-                    hint=f"correct the aliases in {config.user_catalog}",
+                    f"{name} is a name of both {other.request.ref} and {model.request.ref}",
+                    hint=f"give one of them another name in {config.user_catalog}:"
+                    ' [serve."NAME"] with `ref`',
                 )
 
 
 def match_name(requested: str, models: Mapping[str, ServedModel]) -> str | None:
-    """Return the name of the model that a request names; None if there is none. Upper and lower case
-    are equal, ollama's default tag is left out, and a name without a tag means the only model with it
-    that is offered.
+    """Return the name of the model that a request names; None if there is none. Upper and lower
+    case are equal, ollama's default tag is left out, and a name without a tag means the only model
+    with it that is offered.
     """
     owners = {name.lower(): model.name for model in models.values() for name in model.names}
     wanted = requested.lower()

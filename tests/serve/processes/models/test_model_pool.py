@@ -1,183 +1,18 @@
-"""The pool of models, with processes that load nothing: who waits, who is unloaded, and what clients
-are told.
+"""The pool of models, with processes that load nothing: which requests wait, which models are
+unloaded, and the errors of clients.
 """
 
 import asyncio
-import json
 import math
 import random
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llmcli.api.errors import ApiError
-from llmcli.errors import UserError
-from llmcli.model_loader.planned_memory import PlannedMemory
-from llmcli.model_loader.run_flags import RunFlags
-from llmcli.runtime.requests.beam_settings import NO_SEARCH
-from llmcli.runtime.requests.request import RunOptions
 from llmcli.serve.processes.front import UpstreamLost
 from llmcli.serve.processes.models import model_pool
-from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
-from llmcli.serve.processes.models.served_models import ServedModel
-from llmcli.serve.serve_request import ServeRequest
-
-MIB = 1 << 20
-HEAD = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [(b"content-type", b"application/json")],
-}
-
-
-class FakeProcess:
-    """A process of AdmittedProcess' form. `needs`: bytes by the name of the model."""
-
-    def __init__(self, world: "World", request: ServeRequest) -> None:
-        self.world, self.name = world, request.ref
-        self.ended = asyncio.Event()
-        self.may_answer = world.may_answer
-        self.is_loaded = False
-        self.limit_bytes = 0
-        self.reason = ""
-
-    def plan(self, limit_bytes: int) -> PlannedMemory:
-        if error := self.world.plan_errors.get(self.name):
-            raise UserError(error, hint="try this")
-        return PlannedMemory(self.name, 512, self.world.needs[self.name], 0, 0, 0, 0)
-
-    def load(self, limit_bytes: int) -> None:
-        self.is_loaded, self.limit_bytes = True, limit_bytes
-        self.world.loaded.append(self)
-        self.world.loads.append(self.name)
-
-    @property
-    def is_lost(self) -> bool:
-        return self.ended.is_set()
-
-    async def wait_until_available(self) -> None:
-        pass
-
-    async def serve(self) -> str:
-        await self.ended.wait()
-        self._leave()
-        return self.reason
-
-    async def ask(
-        self, scope: dict[str, Any], body: bytes, key: bytes
-    ) -> AsyncGenerator[Any, None]:
-        yield HEAD
-        answered = asyncio.ensure_future(self.may_answer.wait())
-        ended = asyncio.ensure_future(self.ended.wait())
-        await asyncio.wait((answered, ended), return_when=asyncio.FIRST_COMPLETED)
-        answered.cancel()
-        ended.cancel()
-        if self.ended.is_set():
-            raise UpstreamLost(self.reason)
-        yield {"type": "http.response.body", "body": self.name.encode(), "more_body": False}
-
-    def crash(self, reason: str = "its process ended (SIGKILL)") -> None:
-        self.reason = reason
-        self.ended.set()
-
-    def abort(self) -> None:
-        self.ended.set()
-
-    def stop(self) -> None:
-        self.ended.set()
-
-    async def close(self) -> None:
-        self.ended.set()
-        self._leave()
-
-    def _leave(self) -> None:
-        if self in self.world.loaded:
-            self.world.loaded.remove(self)
-
-
-class World:
-    """The models on a disk, and the processes of a pool."""
-
-    def __init__(self, folder: Path, needs: dict[str, int], **settings: Any) -> None:
-        self.needs = needs
-        self.loaded: list[FakeProcess] = []
-        self.loads: list[str] = []
-        self.plan_errors: dict[str, str] = {}
-        self.notes: list[str] = []
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        self.files = {name: folder / f"{name}.gguf" for name in needs}
-        for path in self.files.values():
-            path.write_bytes(b"model")
-        self.changes: dict[str, dict[str, Any]] = {}
-        self.pool = ModelPool(
-            self.find_models,
-            lambda request: FakeProcess(self, request),  # type: ignore[arg-type, return-value]
-            PoolSettings(**{"limit_bytes": 1000 * MIB, "keep_alive": math.inf, **settings}),
-            self.notes.append,
-        )
-        self.pool.start()
-
-    def find_models(self) -> dict[str, ServedModel]:
-        flags = RunFlags(RunOptions(), {}, NO_SEARCH)
-        return {
-            name: replace(
-                ServedModel(
-                    (name,),
-                    path,
-                    5,
-                    ServeRequest(name, flags, None, None, 1, 1, {}),  # type: ignore[arg-type]
-                ),
-                **self.changes.get(name, {}),
-            )
-            for name, path in self.files.items()
-            if path.exists()
-        }
-
-    async def ask(self, model: str | None, **fields: Any) -> str:
-        """Return the text of an answer."""
-        messages = [message async for message in self.messages(model, **fields)]
-        self.check()
-        return b"".join(message.get("body", b"") for message in messages).decode()
-
-    def messages(self, model: str | None, **fields: Any) -> AsyncGenerator[Any, None]:
-        body = json.dumps({**({"model": model} if model else {}), **fields}).encode()
-        scope = {"type": "http", "path": "/v1/completions", "query_string": b""}
-        return self.pool.ask(scope, body, b"")
-
-    def state(self, name: str) -> str:
-        return self.pool.models[name].shown_state
-
-    def check(self) -> None:
-        """The processes never have more than the limit."""
-        assert self.pool.reserved_bytes <= self.pool.settings.limit_bytes
-        given = sum(process.limit_bytes for process in self.loaded)
-        assert given <= self.pool.settings.limit_bytes
-
-    async def until(self, is_true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not is_true():
-                await asyncio.sleep(0)
-
-
-def run(
-    scenario: Callable[[World], Any], folder: Path, needs: dict[str, int], **settings: Any
-) -> World:
-    async def main() -> World:
-        world = World(folder, needs, **settings)
-        try:
-            async with asyncio.timeout(60):
-                await scenario(world)
-        finally:
-            await world.pool.close()
-        assert world.loaded == []
-        return world
-
-    return asyncio.run(main())
-
+from tests.serve.processes.models.fake_processes import MIB, FakeProcess, World, run
 
 BOTH = {"a": 600 * MIB, "b": 700 * MIB}
 
@@ -219,6 +54,8 @@ def test_clients_that_leave_stop_a_load_that_waits(tmp_path: Path) -> None:
         await world.until(lambda: world.state("b") == "here")
         world.may_answer.set()
         assert await first == "a"
+        assert await world.ask("a") == "a"
+        assert world.loads == ["a"]  # it needs not make room any more
 
     run(scenario, tmp_path, BOTH)
 
@@ -258,7 +95,7 @@ def test_keep_alive_of_a_request_unloads_its_model(tmp_path: Path) -> None:
         await world.until(lambda: world.state("a") == "here")
         await world.ask("a", keep_alive=-1)
         assert math.isinf(world.pool.models["a"].expires_at)
-        for wrong in ("soon", [], True, "5 m"):
+        for wrong in ("soon", [], True, "5 m", 10**400):
             with pytest.raises(ApiError, match="keep_alive"):
                 await world.ask("a", keep_alive=wrong)
 
@@ -283,7 +120,39 @@ def test_unload_waits_for_running_requests(tmp_path: Path) -> None:
     run(scenario, tmp_path, BOTH)
 
 
-def test_a_removed_file_is_told_and_its_model_ends_when_idle(tmp_path: Path) -> None:
+def test_a_model_that_makes_room_is_unloaded_on_request_also_if_the_room_is_not_needed(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        world.may_answer.clear()
+        answer = asyncio.ensure_future(world.ask("a"))
+        model = world.pool.models["a"]
+        await world.until(lambda: model.n_running == 1)
+        other = asyncio.ensure_future(world.ask("b"))
+        await world.until(lambda: model.drains_for == "room for b")
+        unload = asyncio.ensure_future(world.pool.unload(model))
+        await world.until(lambda: model.drains_for == "a request")
+        other.cancel()
+        await world.until(lambda: world.state("b") == "here")
+        world.may_answer.set()
+        assert await answer == "a"
+        assert await unload
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_at_the_end_loaded_processes_may_save_their_states(tmp_path: Path) -> None:
+    processes: list[FakeProcess] = []
+
+    async def scenario(world: World) -> None:
+        await asyncio.gather(world.ask("a"), world.ask("b"))
+        processes.extend(world.loaded)
+
+    run(scenario, tmp_path, {"a": 300 * MIB, "b": 300 * MIB})
+    assert [process.was_aborted for process in processes] == [False, False]
+
+
+def test_a_removed_file_is_noted_and_its_model_ends_when_idle(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         world.may_answer.clear()
         answer = asyncio.ensure_future(world.ask("a"))
@@ -364,7 +233,7 @@ def test_a_model_that_never_fits_is_an_error_with_the_setting(tmp_path: Path) ->
     run(scenario, tmp_path, {"a": 1200 * MIB, "b": 500 * MIB})
 
 
-def test_a_stream_is_told_that_its_model_loads(
+def test_a_stream_gets_comments_while_its_model_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_pool, "PROGRESS_SECONDS", 0.001)
@@ -375,7 +244,11 @@ def test_a_stream_is_told_that_its_model_loads(
         await world.until(lambda: world.pool.models["a"].n_running == 1)
         stream = world.messages("b", stream=True)
         head, comment = await anext(stream), await anext(stream)
-        assert (head["status"], comment["body"]) == (200, b": b is queued\n\n")
+        assert head["status"] == 200
+        while comment["body"] != b": b is queued\n\n":  # first it is planned
+            assert comment["body"] == b": b is loading\n\n"
+            comment = await anext(stream)
+        assert world.state("b") == "queued"
         world.may_answer.set()
         rest = [message async for message in stream]
         assert rest[-1]["body"] == b"b"
