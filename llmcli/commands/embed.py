@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.batch.output_file import require_output
 from llmcli.commands.batch_result import print_result
 from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.arguments import Json, Ref, Trust
@@ -98,6 +99,8 @@ def embed(
     request = EmbedRequest(
         out, pooling, DEFAULT_NORM if norm is None else norm, dimensions, prompt, field, truncate
     )
+    if request.writes_npy:
+        require_output(about_path(out), files)
     with (
         open_text_files(files, text_format, out.parent) as source,
         open_scoring_model(ref, options, placement_flags, config, ui) as hosted,

@@ -101,7 +101,7 @@ def open_text_files(
     of FORMATS; "auto" reads files as JSONL by the ends of their names. `copy_folder`: for a
     temporary copy of what can be read only once.
 
-    Raises UserError if a file cannot be read, and UsageError if "auto" cannot tell its format.
+    Raises UserError if a file cannot be read, and UsageError if "auto" does not find its format.
     """
     if names.count("-") > 1:
         raise UsageError("- (stdin) is given twice", hint="give it once")
