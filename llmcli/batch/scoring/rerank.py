@@ -128,8 +128,8 @@ class RankingReader:
 
 
 class DocumentReader:
-    """Reads documents from lines. A record is a JSON object with the score of a document, or with an
-    error; the output lines are made of them at the end.
+    """Reads documents from lines. A record is a JSON object with the score of a document, or with
+    an error. The output lines are made of the records at the end.
     """
 
     def __init__(self, embedder: Embedder, request: RankRequest, query: str) -> None:
