@@ -110,14 +110,22 @@ def duplicate_ids(lines: Iterable[InputLine]) -> list[tuple[str, int, int]]:
     return duplicates
 
 
-def read_line(line: InputLine) -> Any:
-    """Return the JSON value of a line. Raises DamagedLine if the line has none."""
+def read_line_text(line: InputLine) -> str:
+    """Return the text of a line. Raises DamagedLine if it is too long or not UTF-8."""
     if line.too_long:
         raise DamagedLine(
             f"line {line.number} has {line.too_long:,} bytes; the limit is {MAX_LINE_BYTES:,}"
         )
     try:
-        text = decode_utf8(line.raw, f"line {line.number}")
+        return decode_utf8(line.raw, f"line {line.number}")
+    except UserError as error:
+        raise DamagedLine(str(error)) from None
+
+
+def read_line(line: InputLine) -> Any:
+    """Return the JSON value of a line. Raises DamagedLine if the line has none."""
+    text = read_line_text(line)
+    try:
         if len(text) <= PIECE_CHARACTERS:
             return parse_strict_json(text)
         return parse_in_pieces(text.encode())  # lets other threads run meanwhile

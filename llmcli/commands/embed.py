@@ -13,14 +13,14 @@ from llmcli.commands.options.arguments import Json, Ref, Trust
 from llmcli.commands.options.files import Offline
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.placement import PlacementGroup
-from llmcli.commands.options.pooling import Pooling, check_pooling
+from llmcli.commands.options.pooling import Pooling
 from llmcli.commands.options.scoring import (
     Field,
     Files,
     Force,
     ModelOptions,
     TextFormat,
-    check_format,
+    check_words,
 )
 from llmcli.errors import UsageError
 from llmcli.text_input import require_utf8
@@ -83,20 +83,13 @@ def embed(
 
     The same command resumes an interrupted run.
     """
-    if not files or out is None:
-        raise UsageError(
-            "embed needs a model, input files and an output file",
-            hint="llmcli embed REF FILE... -o OUT.jsonl",
-        )
-    check_format(text_format)
-    check_pooling(pooling)
+    files, out = check_words("embed", files, out, text_format, pooling)
     require_utf8("--prompt", prompt)
     if dimensions is not None and norm not in (None, DEFAULT_NORM):
         raise UsageError(
             "--dimensions scales vectors to length 1, and --embd-normalize otherwise",
             hint="leave out one of them",
         )
-    out = require_output(out.absolute(), files)
     config, ui = start_command(json, offline, trust=trust)
     from llmcli.batch.scoring.embed import EmbedRequest, embed_files
     from llmcli.batch.scoring.npy_file import about_path
@@ -106,6 +99,8 @@ def embed(
     request = EmbedRequest(
         out, pooling, DEFAULT_NORM if norm is None else norm, dimensions, prompt, field, truncate
     )
+    if request.writes_npy:
+        require_output(about_path(out), files)
     with (
         open_text_files(files, text_format, out.parent) as source,
         open_scoring_model(ref, options, placement_flags, config, ui) as hosted,

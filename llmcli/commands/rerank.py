@@ -1,26 +1,25 @@
 """`llmcli rerank`: ranks documents by queries."""
 
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmcli.batch.output_file import require_output
 from llmcli.commands.batch_result import print_result
 from llmcli.commands.command_line.command_context import start_command
 from llmcli.commands.options.arguments import Json, Ref, Trust
 from llmcli.commands.options.files import Offline
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.placement import PlacementGroup
-from llmcli.commands.options.pooling import Pooling, check_pooling
+from llmcli.commands.options.pooling import Pooling
 from llmcli.commands.options.scoring import (
     Field,
     Files,
     Force,
     ModelOptions,
-    Out,
     TextFormat,
-    check_format,
+    check_words,
 )
 from llmcli.errors import UsageError
 from llmcli.text_input import require_utf8
@@ -34,7 +33,10 @@ def register(app: typer.Typer) -> None:
 def rerank(
     ref: Ref,
     files: Files = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="OUT.jsonl", help="The output file."),
+    ] = None,
     query: Annotated[
         str | None,
         typer.Option(
@@ -64,13 +66,7 @@ def rerank(
     Each line is {"query": "...", "documents": ["...", ...]}. With --query, each line is a document.
     The same command resumes an interrupted run.
     """
-    if not files or out is None:
-        raise UsageError(
-            "rerank needs a model, input files and an output file",
-            hint="llmcli rerank REF FILE... -o OUT.jsonl",
-        )
-    check_format(text_format)
-    check_pooling(pooling)
+    files, out = check_words("rerank", files, out, text_format, pooling)
     if query is None and (text_format == "text" or field != "text"):
         raise UsageError(
             "--format text and --field are for documents, and without --query a line has a query, too",
@@ -78,7 +74,6 @@ def rerank(
         )
     if query is not None:
         require_utf8("--query", query)
-    out = require_output(out.absolute(), files)
     config, ui = start_command(json, offline, trust=trust)
     from llmcli.batch.scoring.open_model import open_scoring_model
     from llmcli.batch.scoring.rerank import RankRequest, rerank_files

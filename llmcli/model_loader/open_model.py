@@ -63,11 +63,13 @@ class ModelSwitcher:
         parallel: int = 1,
         must_generate: bool = True,
         on_other_thread: bool = False,
+        max_default_ctx: int = resolve_options.DEFAULT_MAX_CTX,
     ) -> None:
         """`is_chat`: whether the answers are those of a conversation; the context then also gets
         sequences that cache its branches. `parallel`: number of answers at once. `must_generate`:
         False also accepts models that only compute embeddings. `on_other_thread`: open models on
-        their own thread, because another thread will use them.
+        their own thread, because another thread will use them. `max_default_ctx`: the largest
+        context in tokens if the user has set no size.
 
         Raises UserError for invalid options, and if an RPC worker cannot be used.
         """
@@ -82,6 +84,7 @@ class ModelSwitcher:
             must_generate,
             on_other_thread,
         )
+        self._max_default_ctx = max_default_ctx
         self._template = (
             read_template_option(run_flags.chat_template) if run_flags.chat_template else None
         )
@@ -231,6 +234,7 @@ class ModelSwitcher:
             slots,
             tokens_per_answer(flags, self.parallel),
             self.ui.note,
+            max_default=self._max_default_ctx,
         )
         if self.parallel > 1:
             options = replace(options, scoring_outputs=resolve_options.scoring_outputs(header))

@@ -58,6 +58,7 @@ def open_server_model(
     on_other_thread: bool = False,
     max_gap_seconds: float | None = MAX_GAP_SECONDS,
     is_private: bool = False,
+    max_default_ctx: int | None = None,
 ) -> "Iterator[ServerModel]":
     """Open the model `ref` for `parallel` answers at once, and close it after the `with` block. If
     prefixes can be cached, the context also has sequences for them.
@@ -66,12 +67,15 @@ def open_server_model(
     - `max_gap_seconds`: the longest time by which a prompt may delay the next token of an answer.
       None: as long as it takes, for callers that do not wait for single tokens.
     - `is_private`: requests do not share cached prefixes.
+    - `max_default_ctx`: the largest context in tokens if `run_flags` sets no size. None: that of
+      all commands.
 
     Raises UserError if the model cannot be opened or does not fit into memory, and UsageError for
     options that do not apply to a server.
     """
     from llmcli.api import tool_calls
     from llmcli.model_loader.open_model import ModelSwitcher
+    from llmcli.planning.resolve_options import DEFAULT_MAX_CTX
     from llmcli.runtime.sampling import default_sampling
 
     refuse_personal_flags(run_flags)
@@ -84,6 +88,7 @@ def open_server_model(
             parallel=parallel,
             must_generate=False,
             on_other_thread=on_other_thread,
+            max_default_ctx=max_default_ctx or DEFAULT_MAX_CTX,
         )
     ) as models:
         opened_model = models.open(ref)

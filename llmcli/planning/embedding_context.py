@@ -24,5 +24,5 @@ def open_embedding_context(runner: Runner, tokens: int) -> None:
     free = host.available_memory()
     if free is not None and needed > free:
         message = f"a text of {tokens} tokens needs {format_size(needed)} of memory, {format_size(free)} are free"
-        raise UserError(message, hint="send shorter texts")
+        raise UserError(message, hint="use shorter texts")
     embedder.ensure_context(tokens)

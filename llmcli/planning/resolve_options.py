@@ -35,6 +35,7 @@ from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
 
 DEFAULT_MAX_CTX = 8192  # maximum context size if the user sets none
+UNKNOWN_CONTEXT = 4096  # context length of a model whose file does not say it
 # Number of sequences in the context of a chat: the current branch and the three branches used last,
 # whose cells stay cached. More would cost time: each sequence needs memory for a row of logits, and
 # its cells slow down the others.
@@ -55,12 +56,13 @@ def resolve_options(
     predict: int | None = None,
     note: Callable[[str], None] = lambda text: None,
     machine: Machine | None = None,
+    max_default: int = DEFAULT_MAX_CTX,
 ) -> tuple[RunOptions, ModelPlacement]:
     """Fill in the context size and the numbers of threads. Return the options, and the placement of
     the weights.
 
     If the user has set no context size, it is the length that the model was trained on, but at most
-    DEFAULT_MAX_CTX tokens and at most what fits into the free memory. Each of the `slots` sequences
+    `max_default` tokens and at most what fits into the free memory. Each of the `slots` sequences
     after the first adds `predict` tokens, the length of an answer.
 
     `warn` receives a message about a context that is longer than the model was trained on. `note`
@@ -70,8 +72,8 @@ def resolve_options(
     """
     validate_options(options)
     machine = machine or read_machine()
-    trained = header.context_length or 4096
-    default_size = min(trained, DEFAULT_MAX_CTX)
+    trained = trained_context(header)
+    default_size = min(trained, max_default)
     if slots > 1:
         answer_tokens = (slots - 1) * min(predict or 0, default_size)
         default_size = kv_size.round_up_cells(default_size + answer_tokens)
@@ -90,7 +92,7 @@ def resolve_options(
     size = options.ctx_size or min(planned.n_ctx, default_size)
     _note_lowered_defaults(header, options, machine, planned, default_size, note)
     if size > trained * slots:
-        warn(f"a context of {size} exceeds the {trained} tokens this model was trained on")
+        warn(_describe_excess(size, trained))
     filled = replace(
         options,
         ctx_size=size,
@@ -140,6 +142,28 @@ def _note_lowered_defaults(
             f"{planned.n_ctx:,} tokens of context instead of {default_size:,}, because {where} "
             f"(weights {weights}); -c N overrides this"
         )
+
+
+def trained_context(header: ModelHeader) -> int:
+    """Return the number of tokens that the model was trained on, as its file says."""
+    return header.context_length or UNKNOWN_CONTEXT
+
+
+def longest_text(header: ModelHeader, wanted: int | None, warn: Callable[[str], None]) -> int:
+    """Return how many tokens a text may have that is embedded or ranked: `wanted`, or by default
+    the length that the model was trained on, but at most DEFAULT_MAX_CTX tokens. `warn` receives a
+    message about a longer one. Raises UserError if the model has fewer positions.
+    """
+    trained = trained_context(header)
+    check_positions(header, wanted or 0)
+    if wanted is not None and wanted > trained:
+        warn(_describe_excess(wanted, trained))
+    default = min(trained, DEFAULT_MAX_CTX)
+    return wanted or min(default, header.max_positions or default)
+
+
+def _describe_excess(size: int, trained: int) -> str:
+    return f"a context of {size} exceeds the {trained} tokens this model was trained on"
 
 
 def check_positions(header: ModelHeader, size: int, hint: str = "") -> None:

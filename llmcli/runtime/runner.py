@@ -216,6 +216,7 @@ class Runner:
         self._thinking_closes: dict[ThinkingTags, ThinkingClose] = {}  # those that were needed
         self._known_turn_marks: frozenset[int] | None = None  # None until they are needed
         self.pooling: str | None = None  # pooling of embeddings; None uses that of the file
+        self.embedding_tokens: int | None = None  # of the longest text; None: those of the context
         self._embedder: Embedder | None = None
 
     @property
@@ -238,7 +239,12 @@ class Runner:
         """
         if self._embedder is None:
             self._embedder = Embedder(
-                self.model, self.context, self.header, self.options, self.pooling
+                self.model,
+                self.context,
+                self.header,
+                self.options,
+                self.pooling,
+                self.embedding_tokens,
             )
         return self._embedder
 

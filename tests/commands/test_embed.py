@@ -233,6 +233,7 @@ def test_lines_may_be_json_or_text_of_several_files(
     assert "6 of" not in done.err and "5 of 10 lines have no vector" in done.err
     assert "1 blank line skipped" in done.err and "fields without an effect: title" in done.err
     assert f"{files[0]} line 4" in done.err
+    assert f"{files[0]} line 5: it must be text or an object" in done.err
     np.testing.assert_allclose(rows[0]["embedding"], rows[8]["embedding"], atol=1e-5)
 
 
@@ -252,6 +253,7 @@ def test_lines_may_be_json_or_text_of_several_files(
             "leave out one",
         ),
         (("JSON", "-o", "OUT"), "looks like JSONL", "--format jsonl"),
+        (("ABOUT", "-o", "OUT.npy", "--format", "text"), "is the input file", "another name"),
         (("-", "-", "-o", "OUT"), "given twice", "once"),
     ],
 )
@@ -266,6 +268,7 @@ def test_mistakes_have_a_hint(
     names = {
         "IN": write_texts(tmp_path / "in.txt"),
         "JSON": write_texts(tmp_path / "in.json.txt", ['{"text": "a"}']),
+        "ABOUT": write_texts(tmp_path / "out.npy.json"),
         "OUT": str(tmp_path / "out"),
         "OUT.npy": str(tmp_path / "out.npy"),
     }

@@ -29,7 +29,7 @@ GROUP_TOKENS = MIN_CELLS  # the most tokens of several texts in one pass
 
 @dataclass(frozen=True, slots=True)
 class LineTexts:
-    """What one line asks for. `n_characters`: of all its texts. `encode`: function that returns the
+    """The texts of one line. `n_characters`: of all its texts. `encode`: function that returns the
     token ids of each text; it raises UserError for one that cannot be computed. `write`: function
     that returns the record of the line for these ids and the vector of each.
     """
@@ -43,7 +43,7 @@ class LineReader(Protocol):
     """Makes texts of input lines, and records of results."""
 
     def read(self, line: SourceLine) -> LineTexts:
-        """Return what the line asks for. Raises UserError."""
+        """Return the texts of the line. Raises UserError."""
 
     def error_record(self, line: SourceLine, error: UserError) -> bytes:
         """Return the record of a line that cannot be computed."""
@@ -61,11 +61,11 @@ class _Task:
 
 
 class ScoringExecutor:
-    """Runs lines through the embedder of `runner`. `on_done` is called with the index and the record
-    of each line.
+    """Runs lines through the embedder of `runner`. `on_done` is called with the index and the
+    record of each line, `on_error` with each line that cannot be computed and its error.
 
     `tokens` and `prompt_tokens`: number of tokens that were read. `is_stopped`: whether the run was
-    interrupted. `errors`: called with each line that cannot be computed, and why.
+    interrupted.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from llmcli.api.bodies.base import json_type
 from llmcli.api.rerank import RerankRequest, encode_pairs, rank, read_score, require_reranker
 from llmcli.api.server_settings import ServerSettings
 from llmcli.batch.job import batch_id, count_failed
@@ -87,7 +88,10 @@ class RankingReader:
         """Return the pairs of a line. Raises UserError."""
         value = line.read()
         if not isinstance(value, dict):
-            raise UserError(f'{line.location} is not {{"query": "...", "documents": [...]}}')
+            raise UserError(
+                f'line {line.line.number}: it must be {{"query": "...", "documents": [...]}}, '
+                f"not {json_type(value)}"
+            )
         name = line.name(value)
         body = {key: field for key, field in value.items() if key != "custom_id"}
         if isinstance(body.get("model"), str) and body["model"] not in self._settings.names:
@@ -124,8 +128,8 @@ class RankingReader:
 
 
 class DocumentReader:
-    """Reads documents from lines. A record is a JSON object with the score of a document, or with an
-    error; the output lines are made of them at the end.
+    """Reads documents from lines. A record is a JSON object with the score of a document, or with
+    an error. The output lines are made of the records at the end.
     """
 
     def __init__(self, embedder: Embedder, request: RankRequest, query: str) -> None:

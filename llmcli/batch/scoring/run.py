@@ -1,5 +1,5 @@
 """Runs the lines of some files through the embedder of one open model: resumes from the journal,
-tells errors by their lines, and writes the output file.
+reports the errors of lines, and writes the output file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmcli.runtime.runner import Runner
     from llmcli.ui import UI
 
-MAX_TOLD_ERRORS = 5  # lines whose error is printed
+MAX_PRINTED_ERRORS = 5  # lines whose error is printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ def run_scoring(
     journal = BatchJournal(out, identity.fields, survey.count)
     n_errors = 0
 
-    def tell_error(line: SourceLine, error: UserError) -> None:
+    def report_error(line: SourceLine, error: UserError) -> None:
         nonlocal n_errors
         n_errors += 1
-        if n_errors <= MAX_TOLD_ERRORS:
+        if n_errors <= MAX_PRINTED_ERRORS:
             message = str(error).removeprefix(f"line {line.line.number}: ")
             ui.warn(f"{line.location}: {message}")
 
-    executor = ScoringExecutor(runner, reader, norm, journal.append, tell_error)
+    executor = ScoringExecutor(runner, reader, norm, journal.append, report_error)
     result = run_or_resume(
         executor,
         journal,
@@ -97,8 +97,8 @@ def run_scoring(
         ui,
         is_reproducible=True,
     )
-    if n_errors > MAX_TOLD_ERRORS:
-        ui.warn(f"and {format_count(n_errors - MAX_TOLD_ERRORS, 'more line')} with an error")
+    if n_errors > MAX_PRINTED_ERRORS:
+        ui.warn(f"and {format_count(n_errors - MAX_PRINTED_ERRORS, 'more line')} with an error")
     return result
 
 

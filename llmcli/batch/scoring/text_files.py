@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.api.bodies.base import json_type
-from llmcli.batch.input_lines import MAX_LINE_BYTES, BatchInput, InputLine, LineSurvey, open_input
-from llmcli.batch.request_line import DamagedLine, read_line
-from llmcli.errors import UsageError, UserError
-from llmcli.text_input import decode_utf8
+from llmcli.batch.input_lines import BatchInput, InputLine, LineSurvey, open_input
+from llmcli.batch.request_line import DamagedLine, line_name, read_line, read_line_text
+from llmcli.errors import UsageError
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FORMATS = ("auto", "jsonl", "text")
@@ -48,7 +47,7 @@ class SourceLine:
         custom_id = value.get("custom_id") if isinstance(value, dict) else None
         if isinstance(custom_id, str):
             return custom_id
-        return f"{self.file}:line-{self.line.number}" if self.file else f"line-{self.line.number}"
+        return f"{self.file}:{line_name(self.line)}" if self.file else line_name(self.line)
 
     def read_name(self) -> str:
         """Return the line's name. The line may be damaged."""
@@ -59,17 +58,7 @@ class SourceLine:
 
     def read(self) -> Any:
         """Return the JSON value or the text of the line. Raises DamagedLine."""
-        if self.is_json:
-            return read_line(self.line)
-        if self.line.too_long:
-            raise DamagedLine(
-                f"line {self.line.number} has {self.line.too_long:,} bytes; "
-                f"the limit is {MAX_LINE_BYTES:,}"
-            )
-        try:
-            return decode_utf8(self.line.raw, f"line {self.line.number}")
-        except UserError as error:
-            raise DamagedLine(str(error)) from None
+        return read_line(self.line) if self.is_json else read_line_text(self.line)
 
 
 class TextFiles:
@@ -112,7 +101,7 @@ def open_text_files(
     of FORMATS; "auto" reads files as JSONL by the ends of their names. `copy_folder`: for a
     temporary copy of what can be read only once.
 
-    Raises UserError if a file cannot be read, and UsageError if "auto" cannot tell its format.
+    Raises UserError if a file cannot be read, and UsageError if "auto" does not find its format.
     """
     if names.count("-") > 1:
         raise UsageError("- (stdin) is given twice", hint="give it once")
@@ -159,7 +148,8 @@ def read_text(line: SourceLine, field: str, other_fields: set[str]) -> tuple[str
         return line.name(), value
     if not isinstance(value, dict):
         raise DamagedLine(
-            f"line {line.line.number} must be text or an object with {field}, not {json_type(value)}"
+            f"line {line.line.number}: it must be text or an object with {field}, "
+            f"not {json_type(value)}"
         )
     text = value.get(field)
     if not isinstance(text, str):

@@ -10,8 +10,9 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
+import typer
 import typer.models
 
 
@@ -29,6 +30,25 @@ def option_group(panel_title: str | None = None, /, **options: Any) -> OptionGro
     for option in options.values():
         option.rich_help_panel = option.rich_help_panel or panel_title
     return OptionGroup(options)
+
+
+class FlagWords(Protocol):
+    """How one of the run options is spelled and explained."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]: ...
+    @property
+    def help(self) -> str: ...
+    @property
+    def metavar(self) -> str | None: ...
+
+
+def flag_option(flag: FlagWords, panel_title: str | None = None) -> Any:
+    """Return one of the run options as the Typer option of a group, whose help is a sentence."""
+    sentence = f"{flag.help[0].upper()}{flag.help[1:]}."
+    return typer.Option(
+        *flag.spellings, metavar=flag.metavar, help=sentence, rich_help_panel=panel_title
+    )
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -8,8 +8,8 @@ import typer
 from llmcli import text_input
 from llmcli.commands.command_line import panels
 from llmcli.errors import UserError
+from llmcli.loopback import LOOPBACK_HOSTS
 
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIN_KEY_CHARACTERS = 8  # characters of an API key
 
 Addresses = Annotated[

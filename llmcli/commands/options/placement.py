@@ -3,12 +3,10 @@ the run options (PLACEMENT_FLAGS) and, as an option group, for the others (Place
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
+from typing import Annotated
 
 from llmcli.commands.command_line import panels
-from llmcli.commands.options.groups import option_group
+from llmcli.commands.options.groups import flag_option, option_group
 from llmcli.model_loader.placement_flags import PlacementFlags
 
 
@@ -103,13 +101,7 @@ PLACEMENT_FLAGS = (
 )
 
 
-def _option(flag: PlacementFlag) -> Any:
-    return typer.Option(
-        *flag.spellings, metavar=flag.metavar, help=flag.help[0].upper() + flag.help[1:] + "."
-    )
-
-
 PlacementGroup = Annotated[
     PlacementFlags,
-    option_group(panels.PLACEMENT, **{flag.name: _option(flag) for flag in PLACEMENT_FLAGS}),
+    option_group(panels.PLACEMENT, **{flag.name: flag_option(flag) for flag in PLACEMENT_FLAGS}),
 ]

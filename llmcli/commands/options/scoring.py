@@ -1,13 +1,16 @@
 """The options that embed and rerank share."""
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llmcli.batch.output_file import require_output
 from llmcli.batch.scoring.open_model import ScoringOptions
-from llmcli.commands.command_line import panels
-from llmcli.commands.options.groups import option_group
+from llmcli.commands.options.groups import flag_option, option_group
+from llmcli.commands.options.pooling import check_pooling
+from llmcli.commands.options.run import PANEL_OF_FLAG, RUNTIME_FLAGS
 from llmcli.errors import UsageError
 
 Files = Annotated[
@@ -26,59 +29,38 @@ Field = Annotated[
     str, typer.Option("--field", metavar="NAME", help="The field of a JSON object with the text.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Start again even if results exist.")]
-Out = Annotated[
-    Path | None, typer.Option("-o", "--out", metavar="OUT.jsonl", help="The output file.")
-]
+HELP = {"ctx_size": "tokens of the longest text; default: the model's, up to 8192"}
+FLAGS = {
+    flag.name: replace(flag, help=HELP.get(flag.name, flag.help))
+    for flag in RUNTIME_FLAGS
+    if flag.name in {field.name for field in fields(ScoringOptions)}
+}
 ModelOptions = Annotated[
     ScoringOptions,
-    option_group(
-        ctx_size=typer.Option(
-            "-c",
-            "--ctx-size",
-            min=0,
-            help="Tokens of the longest text; default: the model's, up to 8192.",
-            rich_help_panel=panels.CONTEXT,
-        ),
-        threads=typer.Option(
-            "-t", "--threads", help="Threads; default: the cores.", rich_help_panel=panels.SPEED
-        ),
-        gpu_layers=typer.Option(
-            "-ngl",
-            "--gpu-layers",
-            metavar="N",
-            help="Layers on the GPU: a number, all, auto.",
-            rich_help_panel=panels.PLACEMENT,
-        ),
-        flash_attn=typer.Option(
-            "-fa",
-            "--flash-attn",
-            metavar="MODE",
-            help="Flash attention: on, off, auto.",
-            rich_help_panel=panels.SPEED,
-        ),
-        cache_type_k=typer.Option(
-            "-ctk",
-            "--cache-type-k",
-            metavar="TYPE",
-            help="KV cache type of K; default f16.",
-            rich_help_panel=panels.CONTEXT,
-        ),
-        cache_type_v=typer.Option(
-            "-ctv",
-            "--cache-type-v",
-            metavar="TYPE",
-            help="KV cache type of V; default f16.",
-            rich_help_panel=panels.CONTEXT,
-        ),
-    ),
+    option_group(**{name: flag_option(flag, PANEL_OF_FLAG[name]) for name, flag in FLAGS.items()}),
 ]
 
 
-def check_format(text_format: str) -> None:
-    """Raise UsageError for an unknown value of --format."""
+def check_words(
+    command: str,
+    files: list[str] | None,
+    out: Path | None,
+    text_format: str,
+    pooling: str | None,
+) -> tuple[list[str], Path]:
+    """Return the input files and the path of the output file of `command`. Raises UsageError if one
+    is missing or an option has an unknown value, and UserError if the output cannot be written.
+    """
     from llmcli.batch.scoring.text_files import FORMATS
 
+    if not files or out is None:
+        raise UsageError(
+            f"{command} needs a model, input files and an output file",
+            hint=f"llmcli {command} REF FILE... -o OUT.jsonl",
+        )
     if text_format not in FORMATS:
         raise UsageError(
             f"--format is {text_format!r}", hint=f"--format takes {', '.join(FORMATS)}"
         )
+    check_pooling(pooling)
+    return files, require_output(out.absolute(), files)

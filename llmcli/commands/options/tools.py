@@ -16,7 +16,7 @@ ToolOptions = Annotated[
         mcp=typer.Option(
             "--mcp",
             metavar="FILE",
-            help='Let the model call tools of the MCP servers in this file: {"mcpServers": …}.',
+            help='Let the model call tools of the MCP servers in this file: {"mcpServers": {...}}.',
         ),
         allow_tool=typer.Option(
             "--allow-tool",

@@ -83,9 +83,11 @@ class Embedder:
         header: ModelHeader,
         options: RunOptions,
         wanted_pooling: str | None = None,
+        wanted_tokens: int | None = None,
     ) -> None:
-        """`context`: the context in which the model generates answers, which tells its size and
-        kind of attention. `wanted_pooling`: a pooling type to use instead of that in the file.
+        """`context`: the context in which the model generates answers, from which the size and the
+        kind of attention are read. `wanted_pooling`: a pooling type to use instead of that in the
+        file. `wanted_tokens`: the longest text, if it is not the size of `context`.
 
         Raises UserError under the conditions of `resolve_pooling`.
         """
@@ -96,7 +98,8 @@ class Embedder:
         self.pooling = resolve_pooling(header, self.is_causal, wanted_pooling)
         template = header.metadata.get("tokenizer.chat_template.rerank")
         self._rerank_template = template if isinstance(template, str) else ""
-        self.max_tokens = context.n_ctx if self.is_causal else min(context.n_ctx, model.n_ctx_train)
+        n_tokens = wanted_tokens or context.n_ctx
+        self.max_tokens = n_tokens if self.is_causal else min(n_tokens, model.n_ctx_train)
         self._exit_stack = ExitStack()
         self._pooled: PooledContext | None = None
         self._n_cells = self._pass_tokens = 0  # of the present context

@@ -23,7 +23,7 @@ function showState(text, isError = false) {
   byId("state").classList.toggle("error", isError);
 }
 
-// Tell a screen reader something that others see anyway.
+// Let a screen reader say what the page shows.
 function announce(text) {
   byId("announcement").textContent = text;
 }
@@ -68,32 +68,41 @@ function askForKey() {
   return keyPrompt;
 }
 
-// Yield the JSON documents of a stream of server-sent events. A stream that breaks off is an error.
+// Yield the JSON documents of a stream of server-sent events. A stream that breaks off is an error. If the caller stops
+// early, or a document is damaged, the connection is closed, so that the server stops.
 async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = "";
-  for (;;) {
-    let part;
-    try {
-      part = await reader.read();
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      part = { done: true };
-    }
-    if (part.done) throw new Error("The connection ended before the answer was complete.");
-    const events = (buffer + part.value).split("\n\n");
-    buffer = events.pop();
-    for (const event of events) {
-      const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
-      if (data === "[DONE]") return;
-      if (!data) continue;
-      let document;
+  let buffer = "", isOver = false;
+  try {
+    for (;;) {
+      let part;
       try {
-        document = JSON.parse(data);
-      } catch {
-        throw new Error("The server sent a part of an answer that is not JSON.");
+        part = await reader.read();
+      } catch (error) {
+        if (error.name === "AbortError") throw error;
+        part = { done: true };
       }
-      yield document;
+      if (part.done) throw new Error("The connection ended before the answer was complete.");
+      const events = (buffer + part.value).split("\n\n");
+      buffer = events.pop();
+      for (const event of events) {
+        const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
+        if (data === "[DONE]") {
+          isOver = true;
+          return;
+        }
+        if (data) yield parseEvent(data);
+      }
     }
+  } finally {
+    if (!isOver) reader.cancel().catch(() => {});
+  }
+}
+
+function parseEvent(data) {
+  try {
+    return JSON.parse(data);
+  } catch {
+    throw new Error("The server sent a part of an answer that is not JSON.");
   }
 }

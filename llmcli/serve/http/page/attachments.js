@@ -1,10 +1,10 @@
 "use strict";
-// Text files that go with the next message, as text.
+// Text files that are sent with the next message, as text.
 const MAX_FILES = 10, MAX_FILE_BYTES = 512 * 1024, MAX_ALL_BYTES = 1024 * 1024;
 const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|avif|heic)$/i;
 let attached = []; // {name, text}
 
-// Read files for the next message. What cannot be attached is told in words.
+// Read files for the next message. A line above the message names those that cannot be attached.
 async function attachFiles(files) {
   const problems = [];
   for (const file of files) {
@@ -24,7 +24,7 @@ async function attachFiles(files) {
     }
   }
   showAttached();
-  byId("problem").textContent = problems.join(" ");
+  showProblem(problems.join(" "));
 }
 
 function showAttached() {

@@ -1,5 +1,5 @@
 "use strict";
-// A conversation is a tree of messages: an edit or another answer is a branch, and nothing that was said is lost.
+// A conversation is a tree of messages: an edit or another answer is a branch, and no message is lost.
 // nodes[i].parent is the index of the message before it, -1 for a first one. leaf is the last message that is shown.
 const EXPORT_FORMAT = "llmcli conversations", EXPORT_VERSION = 1;
 const MAX_NODES = 10_000, MAX_NODE_CHARACTERS = 4_000_000, MAX_TITLE = 120, MAX_CALLS = 128;
@@ -59,7 +59,8 @@ function fullText(node) {
   return [node.content, ...files].filter(Boolean).join("\n\n");
 }
 
-// Return the messages of the shown branch in the format of OpenAI's API. The page runs no tools, and says so.
+// Return the messages of the shown branch in the format of OpenAI's API. The page runs no tools, so each call of one has
+// a result that says this.
 function asMessages(talk, leaf = talk.leaf) {
   const messages = [];
   for (const node of pathTo(talk, leaf).map((index) => talk.nodes[index])) {
@@ -81,8 +82,8 @@ function exportText(talks) {
   return JSON.stringify({ format: EXPORT_FORMAT, version: EXPORT_VERSION, conversations: talks }, null, 1);
 }
 
-// Return the conversations of an exported file, with new ids. The file may be from anyone: what does not fit is an
-// error, and unknown fields are left out.
+// Return the conversations of an exported file, with new ids. The file is untrusted: a wrong value is an error, and
+// unknown fields are left out.
 function readExport(text) {
   let file;
   try {

@@ -1,6 +1,6 @@
 "use strict";
-// Markdown of a model as elements. Its text is untrusted: HTML in it stays text, what marked makes is sanitized by
-// DOMPurify, images become links, and long or odd texts are shown as they are.
+// Markdown of a model as elements. Its text is untrusted: HTML in it stays text, DOMPurify sanitizes the markup that
+// marked makes, images become links, and long or odd texts are shown as they are.
 const MAX_MARKDOWN = 200_000; // characters of one message that are parsed; a longer message is shown as plain text
 const MAX_INLINE = 4_000; // characters of a paragraph whose marks are read: marked's time grows with their square
 const LINK_PROTOCOLS = ["http:", "https:", "mailto:"];
@@ -63,8 +63,7 @@ function renderBlocks(blocks) {
 }
 
 function finishLink(link) {
-  const address = URL.parse ? URL.parse(link.href) : link.href ? new URL(link.href) : null;
-  if (!address || !LINK_PROTOCOLS.includes(address.protocol)) {
+  if (!LINK_PROTOCOLS.includes(link.protocol)) { // also a link without an address
     link.replaceWith(...link.childNodes);
     return;
   }

@@ -198,6 +198,13 @@ function addCalls(calls, parts) {
   }
 }
 
+// Raise an error if a model has written more than a message may have.
+function checkLength(...texts) {
+  if (texts.reduce((sum, text) => sum + text.length, 0) > MAX_NODE_CHARACTERS) {
+    throw new Error(`The answer is longer than ${MAX_NODE_CHARACTERS} characters.`);
+  }
+}
+
 async function streamAnswer() {
   const parent = talk.leaf, node = { role: "assistant", model: talk.model || models[0]?.id || "" }, calls = [];
   const turn = makeElement("article", "turn assistant writing"), text = makeElement("div", isChat ? "text" : "text plain");
@@ -240,7 +247,7 @@ async function streamAnswer() {
         byId("ttft").textContent = (first - start).toFixed(0) + " ms";
       }
       tokenTimes.push(now);
-      if (thought.length + content.length > MAX_NODE_CHARACTERS) throw new Error(`The answer is longer than ${MAX_NODE_CHARACTERS} characters.`);
+      checkLength(thought, content, ...calls.flatMap((call) => [call.name, call.arguments]));
       if (idea) {
         if (!thinking) {
           thinking = makeThinking("");
@@ -403,6 +410,7 @@ function startChat() {
 async function openChat(id) {
   if (controller) return;
   const chosen = await loadConversation(id);
+  if (controller) return; // a message was sent in the meantime
   if (!chosen) { // another tab has deleted it
     kept.delete(id);
     showChats();
@@ -569,8 +577,8 @@ function listen() {
     await importChats(byId("importFile").files[0]);
     byId("importFile").value = "";
   });
-  storeChannel?.addEventListener("message", async () => {
-    await listConversations();
+  storeChannel?.addEventListener("message", ({ data }) => {
+    noteOtherTab(data);
     showChats();
   });
   for (const name of ["live", "cache"]) byId(name).addEventListener("toggle", () => { drawSpeed(); pollCache(); });

@@ -1,10 +1,11 @@
 "use strict";
 // Conversations in the browser's IndexedDB. They stay in this browser, under this server's address. Several tabs may
-// write: a conversation that another tab has changed in the meantime is saved as a copy, and nothing is lost.
+// write: a conversation that another tab has changed in the meantime is saved as a copy, so that both stay.
 const MAX_CONVERSATIONS = 200, MAX_STORED_CHARACTERS = 50_000_000;
 let database = null; // null: this browser keeps nothing, and conversations end with the tab
 let kept = new Map(); // id -> {id, title, updated, size} of all conversations
 let memory = new Map(); // id -> conversation, without a database
+// Other tabs send the entry of `kept` that they have saved, or {deleted: id}.
 const storeChannel = "BroadcastChannel" in window ? new BroadcastChannel("conversations") : null;
 
 function whenDone(request) {
@@ -67,9 +68,10 @@ async function saveConversation(talk) {
     } catch (error) {
       throw new Error(`This browser did not keep the conversation: ${error.message}`);
     }
-    storeChannel?.postMessage("changed");
   }
-  kept.set(talk.id, { ...entry, id: talk.id, title: talk.title });
+  const saved = { ...entry, id: talk.id, title: talk.title };
+  kept.set(talk.id, saved);
+  if (database) storeChannel?.postMessage(saved);
   return isCopy;
 }
 
@@ -77,5 +79,11 @@ async function deleteConversation(id) {
   if (database) await whenDone(conversations("readwrite").delete(id));
   memory.delete(id);
   kept.delete(id);
-  storeChannel?.postMessage("changed");
+  if (database) storeChannel?.postMessage({ deleted: id });
+}
+
+// Note what another tab has saved or deleted.
+function noteOtherTab(message) {
+  if (message.deleted) kept.delete(message.deleted);
+  else kept.set(message.id, message);
 }
