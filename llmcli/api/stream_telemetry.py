@@ -100,8 +100,10 @@ def timings_document(
     first_reply_ms: float | None,
 ) -> dict[str, Any]:
     """Return llama-server's `timings` object, with additional fields: `ttft_ms`, the time to the
-    first token, and `ttfo_ms`, the time to the first token of the reply, None before it. `n_cached`: the tokens of the prompt that were in the cache. `generate_ms`: the time
-    of the answer's tokens without the first.
+    first token, and `ttfo_ms`, the time to the first token of the reply, None before it.
+
+    `n_cached`: the tokens of the prompt that were in the cache. `generate_ms`: the time of the
+    answer's tokens without the first.
     """
     computed, gaps = n_prompt_tokens - n_cached, max(0, n_tokens - 1)
     per_token = generate_ms / gaps if gaps else 0.0

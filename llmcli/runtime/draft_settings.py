@@ -1,16 +1,17 @@
 """The settings of speculative decoding: --draft, --model-draft and --ngram-draft.
 
-Without these settings llmcli drafts only where drafting cannot change the answer. This needs a CPU and
-quantized K and V: there, several tokens in one pass have bit for bit the logits that they would
-have one by one, which is measured when the model is loaded. With a float KV cache llama.cpp
-computes a single token differently from several. The answer may then change where two tokens are
-almost equally likely. A method that is named accepts that.
+Without these settings llmcli drafts only where drafting cannot change the answer. This needs a CPU,
+quantized K and V and quantized weights: there, several tokens in one pass have bit for bit the
+logits that they would have one by one, which is measured when the model is loaded. With a float KV
+cache, or float weights such as those that choose experts, llama.cpp computes a single token differently
+from several. The answer may then change. A method that is named accepts that.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcli.errors import UsageError, UserError
+from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.contexts.eagle_context import can_read_layer_inputs
 from llmcli.runtime.binding.contexts.prediction_context import (
@@ -107,7 +108,7 @@ class DraftSettings:
                     hint="leave out --draft mtp or --reproducible",
                 )
             return True
-        is_exact = can_be_exact(options, uses_gpu) and not options.reproducible
+        is_exact = can_be_exact(header, options, uses_gpu) and not options.reproducible
         has_layers = first_prediction_layer(header) is not None
         return has_layers and self.method == "auto" and self.ngram != "off" and is_exact
 
@@ -176,15 +177,12 @@ class DraftSettings:
                 hint="leave out --ngram-draft or --model-draft",
             )
 
-    def max_outputs(self, options: RunOptions, uses_gpu: bool) -> int:
+    def max_outputs(self, header: ModelHeader, options: RunOptions, uses_gpu: bool) -> int:
         """Return how many rows of logits a pass of one sequence may need. It is 1 when nothing can
-        be drafted with these options.
+        be drafted for this model with these options.
         """
-        return (
-            MAX_PASS_ROWS
-            if self.is_requested or (self.ngram == "auto" and can_be_exact(options, uses_gpu))
-            else 1
-        )
+        is_automatic = self.ngram == "auto" and can_be_exact(header, options, uses_gpu)
+        return MAX_PASS_ROWS if self.is_requested or is_automatic else 1
 
     def count_branches(self, header: ModelHeader, options: RunOptions, n_sequences: int) -> int:
         """Return how many sequences to add to a context with `n_sequences` for the branches of
@@ -287,13 +285,15 @@ def uses_gpu(placement: ModelPlacement) -> bool:
     return placement.uses_gpu and free_gpu_bytes() is not None
 
 
-def can_be_exact(options: RunOptions, gpu: bool) -> bool:
-    """Return whether several tokens in a pass can have the same logits as one by one, whatever the
-    length of the context. The measurement of a loaded model cannot decide this, because it covers
-    only a short context.
+def can_be_exact(header: ModelHeader, options: RunOptions, gpu: bool) -> bool:
+    """Return whether several tokens in a pass can have the same logits as one by one, for every
+    text. The measurement of a loaded model cannot decide this. It covers only a short context, and
+    rounding the inputs of quantized products hides other last bits from most logits, but not from
+    all. With --reproducible, float weights get single tokens.
     """
     return (
         not gpu
         and options.cache_type_k not in FLOAT_TYPES
         and options.cache_type_v not in FLOAT_TYPES
+        and (options.reproducible or not reproducible.float_weights(header))
     )

@@ -56,7 +56,7 @@ class DraftTarget:
     @property
     def can_be_exact(self) -> bool:
         """Return whether several tokens in a pass can have the same logits as one by one."""
-        return can_be_exact(self.options, uses_gpu(self.placement))
+        return can_be_exact(self.header, self.options, uses_gpu(self.placement))
 
 
 @contextmanager

@@ -56,6 +56,8 @@ GUARANTEE = (
 TOKEN_BY_TOKEN = "reproducible: this model has recurrent state or experts, so its prompts are read token by token"
 # state-space layers, short convolutions (LFM2), RWKV, and the choice of experts
 SINGLE_TOKEN_TENSOR = re.compile(r"blk\.\d+\.(ssm_|shortconv|time_mix|ffn_gate_inp)")
+# kernels of convolutions over time, which are computed channel by channel
+CONVOLUTION = re.compile(r"blk\.\d+\.(ssm_conv1d|shortconv\.conv)")
 FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
 # Embedding tables. Their rows are copied, not multiplied.
 LOOKUP_TENSORS = ("token_embd.weight", "position_embd.weight", "token_types.weight")
@@ -88,8 +90,7 @@ def check_model(header: ModelHeader) -> None:
 
 def _refuse_float_weights(header: ModelHeader) -> None:
     """Raise UserError if weights of matrix products are floats."""
-    multiplied = [tensor for tensor in header.tensors if _is_multiplied(tensor, header)]
-    floats = [tensor for tensor in multiplied if tensor.type in FLOAT_TYPES]
+    multiplied, floats = _multiplied_weights(header), float_weights(header)
     if floats:
         first, mostly_floats = floats[0], 2 * len(floats) > len(multiplied)
         description = f"{first.name} is {first.type}" + (
@@ -111,14 +112,26 @@ def computes_single_tokens(header: ModelHeader) -> bool:
     return any(SINGLE_TOKEN_TENSOR.match(tensor.name) for tensor in header.tensors)
 
 
-def _is_multiplied(tensor: TensorInfo, header: ModelHeader) -> bool:
-    """Return whether a tensor is the weight of a matrix product. The token embeddings are, if the
-    file has no separate output matrix.
+def float_weights(header: ModelHeader) -> list[TensorInfo]:
+    """Return the weights of matrix products that are floats. llama.cpp computes such a product of
+    one token with another kernel than that of several, and the sums differ in their last bits.
     """
-    if sum(size > 1 for size in tensor.shape) < 2 or not tensor.name.endswith(".weight"):
-        return False
-    tied = not any(other.name == "output.weight" for other in header.tensors)
-    return tensor.name not in LOOKUP_TENSORS or (tied and tensor.name == LOOKUP_TENSORS[0])
+    return [tensor for tensor in _multiplied_weights(header) if tensor.type in FLOAT_TYPES]
+
+
+def _multiplied_weights(header: ModelHeader) -> list[TensorInfo]:
+    """Return the weights of matrix products. The token embeddings are one if the file has no
+    separate output matrix.
+    """
+    is_tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    return [
+        tensor
+        for tensor in header.tensors
+        if tensor.name.endswith(".weight")
+        and sum(size > 1 for size in tensor.shape) > 1
+        and not CONVOLUTION.match(tensor.name)
+        and (tensor.name not in LOOKUP_TENSORS or (is_tied and tensor.name == LOOKUP_TENSORS[0]))
+    ]
 
 
 @contextmanager

@@ -570,7 +570,7 @@ def context_options(
     Raises UserError if the user has requested drafts that this model does not offer.
     """
     assert options.ctx_size and options.threads, options
-    draft_rows = drafting.max_outputs(options, uses_gpu(placement))
+    draft_rows = drafting.max_outputs(header, options, uses_gpu(placement))
     predicts = drafting.uses_prediction(header, options, uses_gpu(placement))
     outputs = max(draft_rows, options.scoring_outputs + slots)
     rows = (

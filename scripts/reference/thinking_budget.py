@@ -6,10 +6,12 @@ usage: .venv/bin/python scripts/reference/thinking_budget.py MODEL.gguf [--promp
 
 Without a thinking template of its own, the model gets TEMPLATE, which opens the thinking in the
 prompt as those of thinking models do. Each prompt gets one of the budgets in turn. An answer passes
-if its tokens have the closing tag within the budget and SLACK tokens, and text follows it. The script prints a line for each failure and the totals, and exits with 1 if any failed.
+if its tokens have the closing tag within the budget and SLACK tokens, and text follows it. The
+script prints a line for each failure and the totals, and exits with 1 if any failed.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -65,16 +67,13 @@ def check_answer(runner: Runner, question: str, budget: int, options: argparse.N
         pass
     thought, closing, text = reply.answer.text.partition(opened.closing)
     pieces = [runner.model.piece(token.id) for token in reply.answer.tokens]
-    until_tag = next(
-        (
-            count
-            for count in range(len(pieces) + 1)
-            if opened.closing.encode() in b"".join(pieces[:count])
-        ),
-        None,
-    )
-    if not closing or until_tag is None:
+    if not closing:
         return f"no closing tag after {len(pieces)} tokens"
+    until_tag = next(
+        count
+        for count in range(len(pieces) + 1)
+        if opened.closing.encode() in b"".join(pieces[:count])
+    )
     if until_tag > budget + SLACK:
         return f"the thinking ends after {until_tag} tokens: {thought[-40:]!r}"
     return "" if text.strip() else "no reply"
@@ -87,7 +86,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--budgets", default="0,16,64,256")
     parser.add_argument("-n", "--predict", type=int, default=48)
-    parser.add_argument("-t", "--threads", type=int, default=None)
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--temp", type=float, default=0.8)
     options = parser.parse_args()
     budgets = [int(word) for word in options.budgets.split(",")]

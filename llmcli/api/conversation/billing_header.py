@@ -3,16 +3,16 @@
 Claude Code begins the system text of each request with a line of the form
 `x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;`, as a block of its
 own or in front of the text. The value of `cch` is new in each request, and the end of `cc_version`
-in each conversation. So no token after it would be found in the cache, and the line tells the model
-nothing. It is therefore left out as a whole, and the prompt does not depend on its length.
+in each conversation. With it, no later token is found in the cache, and the model does not need it.
+It is therefore left out as a whole, and the prompt does not depend on its length.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-# The name, and then only fields `name=value;`, at the very beginning of the text. Anything else that
-# follows, or that only looks similar, is text for the model.
+# The name and only fields `name=value;` after it, at the very beginning of the text. Other texts,
+# also similar ones, are for the model.
 _HEADER = re.compile(
     r"x-anthropic-billing-header:(?:[ \t]*\w{1,64}=[^;=\s]{0,256};){1,32}[ \t]*(?:\r?\n)?"
 )

@@ -86,15 +86,20 @@ class RenderedPrompt:
         )
 
     @property
-    def structure_marks(self) -> dict[str, Any]:
-        """Keyword arguments for Request: the marks that begin a tool call, anywhere or at the
-        beginning of the reply.
+    def request_fields(self) -> dict[str, Any]:
+        """Keyword arguments for Request: where a text of the prompt is, the text after which the
+        grammar starts, and the marks that begin a tool call, anywhere or at the beginning of the
+        reply.
         """
+        fields = {
+            "locate": self.locate,
+            "grammar_after": self.opened_tags.closing if self.opened_tags else "",
+        }
         call_format = self.call_format
         if call_format is None:
-            return {}
+            return fields
         name = "structure_starts" if call_format.starts_answer else "structure_marks"
-        return {name: call_format.openings}
+        return {**fields, name: call_format.openings}
 
     def count_thinking(self, answer: Answer) -> int:
         """Return the number of thinking tokens of an answer. Those of a beam search are counted

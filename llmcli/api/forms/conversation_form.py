@@ -163,7 +163,7 @@ class ConversationForm(ApiForm):
                 "a beam search has no log-probabilities of tokens: leave out logprobs or beams",
                 param="logprobs",
             )
-        tokens, opened_tags = self.prompt.tokens, self.prompt.opened_tags
+        tokens = self.prompt.tokens
         n_answers = self.samples_per_request, options["search"].beams
         max_tokens = request_settings.answer_budget(
             runner,
@@ -178,13 +178,11 @@ class ConversationForm(ApiForm):
             Request(
                 tokens,
                 max_tokens=max_tokens,
-                grammar_after=opened_tags.closing if opened_tags else "",
-                locate=self.prompt.locate,
                 thinking=runner.thinking_limit(
-                    opened_tags,
+                    self.prompt.opened_tags,
                     read_thinking_budget(chat, runner.template, settings.reasoning_budget),
                 ),
-                **self.prompt.structure_marks,
+                **self.prompt.request_fields,
                 **request_settings.context_fields(chat, runner, settings, len(tokens), *n_answers),
                 **request_settings.with_logprobs(options, runner, chat, self.has_logprobs, top),
             ),

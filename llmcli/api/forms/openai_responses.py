@@ -202,7 +202,7 @@ class ResponsesForm(ApiForm):
         options = request_settings.read_common_fields(body, runner, settings, body.stop, self.limit)
         self.has_logprobs = LOGPROBS_INCLUDE in (body.include or ())
         self._style = logprobs.LogprobStyle.of(body)
-        tokens, opened_tags = self.prompt.tokens, self.prompt.opened_tags
+        tokens = self.prompt.tokens
         max_tokens = request_settings.answer_budget(
             runner, settings, len(tokens), request_settings.effective_limit(self.limit, settings)
         )
@@ -210,12 +210,11 @@ class ResponsesForm(ApiForm):
             Request(
                 tokens,
                 max_tokens=max_tokens,
-                grammar_after=opened_tags.closing if opened_tags else "",
                 thinking=runner.thinking_limit(
-                    opened_tags,
+                    self.prompt.opened_tags,
                     read_thinking_budget(body, runner.template, settings.reasoning_budget),
                 ),
-                **self.prompt.structure_marks,
+                **self.prompt.request_fields,
                 **request_settings.context_fields(body, runner, settings, len(tokens)),
                 **request_settings.with_logprobs(
                     options, runner, body, self.has_logprobs, body.top_logprobs or 0

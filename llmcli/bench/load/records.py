@@ -27,10 +27,9 @@ class LoadAnswer:
 
     `scheduled`: when the request was due. `sent`: when it was sent. `arrival_times`: when each
     chunk with text arrived. `token_counts`: the number of tokens in each of these chunks, counted
-    from token ids or logprobs; 1 if the chunk has neither. `reply_time`: when the first text arrived
-    that is not thinking. `output_tokens`: the server's own count
-    (usage). `error`: the kind of error, such as "http 429" or "timeout". `error_message`: the
-    server's text about the error. `measured`: whether the request counts in the measurement.
+    from token ids or logprobs; 1 if the chunk has neither. `reply_time`: when the first text that is
+    not thinking arrived. `output_tokens`: the server's own count (usage). `error`: the kind of error,
+    such as "http 429" or "timeout". `error_message`: the server's text about the error. `measured`: whether the request counts in the measurement.
     """
 
     scheduled: float

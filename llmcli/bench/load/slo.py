@@ -28,7 +28,8 @@ class Slo:
 
     def worst_ratio(self, answer: LoadAnswer) -> float:
         """Return the largest ratio of a measured time to its limit; infinity for a failed answer.
-        For an answer with a single token, the time per output token counts as 0. An answer that only thinks exceeds every limit of ttfo.
+        For an answer with a single token, the time per output token counts as 0. An answer that only
+        thinks exceeds every limit of ttfo.
         """
         if not answer.is_complete:
             return math.inf

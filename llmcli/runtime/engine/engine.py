@@ -277,7 +277,7 @@ class Engine:
         for number in sequences:
             live = self._live.get(number)
             thinking = live.thinking if live else None
-            if thinking and (thinking.is_open or not thinking.n_tokens):
+            if thinking and thinking.may_think:
                 thinking.must_end = has_effect = True
         return has_effect
 

@@ -228,7 +228,7 @@ class Sequence:
 
     @property
     def is_constrained(self) -> bool:
-        """Return whether the answer has begun what has a form of its own: the grammar of the
+        """Return whether the answer has begun a text of a fixed form: that of the grammar of the
         request, which may start after a certain text, or a tool call.
         """
         request, text = self.request, "".join(self.text)
@@ -238,7 +238,7 @@ class Sequence:
             return True
         start = self.thinking.answer_start if self.thinking else 0
         reply = "" if start is None else "".join(self.text[start:]).lstrip()
-        return reply.startswith(request.structure_starts or ("\0",))
+        return reply.startswith(request.structure_starts)
 
     def shorten(self, shortened: ShortenedText) -> None:
         """Replace the tokens by a shortened text, after the context was full, and update

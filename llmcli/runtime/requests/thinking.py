@@ -1,4 +1,4 @@
-"""Follows the thinking of one answer while it is generated: counts its tokens, and says when a
+"""Follows the thinking of one answer while it is generated: counts its tokens, and decides when a
 budget or the user ends it.
 """
 
@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llmcli.runtime.text.detokenizer import overlap_length
 from llmcli.runtime.text.reasoning import THINKING_TAGS, ThinkingTags
 
 # Returns the tokens that end thinking in these tags. The second argument is the number of bytes of
@@ -65,6 +66,11 @@ class ThinkingTracker:
         return self.must_end or (budget is not None and self.n_inside >= budget)
 
     @property
+    def may_think(self) -> bool:
+        """Return whether the answer is inside its thinking, or may still begin with one."""
+        return self.is_open or not self._is_known
+
+    @property
     def is_bounded(self) -> bool:
         """Return whether the answer is inside thinking that has a budget, so that a reply follows
         in any case.
@@ -82,7 +88,7 @@ class ThinkingTracker:
         """
         assert self._tags
         self.was_closed = True
-        n_written = _overlap(self._text, self._tags.closing.encode())
+        n_written = overlap_length(self._text, self._tags.closing.encode())
         self._count_inside(self._length - n_written)
         return self.limit.closing_tokens(self._tags, n_written, self._is_line_start, is_constrained)
 
@@ -160,15 +166,3 @@ class ThinkingTracker:
         """Add bytes after the thinking."""
         if piece.strip() or not self._had_thinking:
             self.answer_start = number
-
-
-def _overlap(text: bytes, tag: bytes) -> int:
-    """Return the length of the longest beginning of `tag` that ends `text`, without the whole."""
-    return next(
-        (
-            count
-            for count in range(min(len(text), len(tag) - 1), 0, -1)
-            if text.endswith(tag[:count])
-        ),
-        0,
-    )

@@ -104,6 +104,7 @@ class ChatTemplate:
         # whether the template tells the model to think; None leaves it to the template
         self.reasoning: bool | None = None
         self._compiled: jinja2.Template | None = None
+        self._defect = ""  # why it cannot be compiled; "" if it can, or was not tried
         self._accepts_system: bool | None = None  # None until it is known
         self._budget = TemplateBudget()
         self._expects_parts = dict[str, bool]()  # by role
@@ -188,20 +189,7 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raise UserError when the template cannot be compiled. Nothing is rendered."""
-        import jinja2
-
-        try:
-            self._template()
-        except jinja2.TemplateSyntaxError as error:
-            raise UserError(
-                f"the chat template is broken: line {error.lineno}: {error.message}",
-                hint=TEMPLATE_HINT,
-            ) from None
-        # the template is nested too deeply for Python or Jinja
-        except (SyntaxError, RecursionError, MemoryError) as error:
-            raise UserError(
-                f"the chat template is broken: {type(error).__name__}: {error}", hint=TEMPLATE_HINT
-            ) from None
+        self._template()
 
     def thinking_values(self, reasoning: bool | None) -> dict[str, Any]:
         """Return the template variables, with their values, that turn thinking on (`reasoning`
@@ -367,11 +355,6 @@ class ChatTemplate:
             return track(join_texts(pieces))
         except TemplateError as error:
             raise TemplateFailure(f"the chat template refuses this conversation: {error}") from None
-        except jinja2.TemplateSyntaxError as error:
-            raise UserError(
-                f"the chat template is broken: line {error.lineno}: {error.message}",
-                hint=TEMPLATE_HINT,
-            ) from None
         except TemplateBudgetExceeded as error:
             raise UserError(
                 f"the chat template asks for too much: {error}", hint=TEMPLATE_HINT
@@ -387,7 +370,6 @@ class ChatTemplate:
             RuntimeError,
             MemoryError,
             AssertionError,
-            SyntaxError,
         ) as error:
             # These errors come from code of the template, so the template is at fault, not llmcli.
             raise TemplateFailure(
@@ -395,6 +377,19 @@ class ChatTemplate:
             ) from None
 
     def _template(self) -> "jinja2.Template":
+        """Return the compiled template. Raises UserError if it is broken. A template is compiled
+        once, because a large one takes seconds.
+        """
+        import jinja2
+
+        if self._compiled is None and not self._defect:
+            try:
+                self._compiled = make_environment(self._budget).from_string(self.source)
+            except jinja2.TemplateSyntaxError as error:
+                self._defect = f"line {error.lineno}: {error.message}"
+            # the template is nested too deeply for Python or Jinja
+            except (SyntaxError, RecursionError, MemoryError) as error:
+                self._defect = f"{type(error).__name__}: {error}"
         if self._compiled is None:
-            self._compiled = make_environment(self._budget).from_string(self.source)
+            raise UserError(f"the chat template is broken: {self._defect}", hint=TEMPLATE_HINT)
         return self._compiled

@@ -3,6 +3,7 @@ held back: an incomplete UTF-8 character, or the possible start of a stop string
 """
 
 import codecs
+from typing import AnyStr
 
 
 class Detokenizer:
@@ -86,7 +87,7 @@ class Detokenizer:
         return released
 
 
-def overlap_length(text: str, word: str) -> int:
+def overlap_length(text: AnyStr, word: AnyStr) -> int:
     """Return the length of the longest suffix of `text` that is a prefix of `word` but not the
     whole word. Example: 2 for the text "a <t" and the word "<think>".
     """

@@ -9,10 +9,10 @@ from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Message
 
-MAX_CHARACTERS = 200  # of the text between thinking and reply; a longer one is not only its end
+MAX_CHARACTERS = 200  # of the text between thinking and reply; a longer one has more than the end
 THOUGHT, REPLY = "thought7", "reply7"  # texts that no template contains
 PROBE = (Message("user", "hello"), Message("assistant", REPLY, {"reasoning_content": THOUGHT}))
-USUAL_BREAK = "\n\n"  # after the closing tag, where the template does not tell what follows
+USUAL_BREAK = "\n\n"  # after the closing tag, where the template does not show what follows
 # Closing tags that models write in another way than the template, or that are followed by no blank
 # line. gpt-oss ends its message and begins the next one.
 KNOWN_CLOSES = {

@@ -3,6 +3,9 @@ pass.
 """
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,8 +40,12 @@ from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.strategies.base import Speculation
+from quant.model_file import read_header
+from quant.model_file.model_header import ModelHeader
+from quant.quantize import plan, write
 from tests.fixtures.drafts import CHEAP, Steady
 from tests.fixtures.fakes import FakeContext, FakeModel, FakeRow, fake_header
+from tests.quant import tiny_gguf
 
 REQUEST = Request((0,), default_sampling())
 
@@ -378,6 +385,10 @@ def test_the_measurement_empties_the_context_and_finds_the_exact_rows(
 def test_a_slow_model_is_measured_with_as_few_passes_as_possible(monkeypatch: pytest.MonkeyPatch):
     for name in ("MEASURE_SECONDS", "MEASURE_PASSES"):
         monkeypatch.setattr(f"llmcli.runtime.drafting.gain.pass_cost.{name}", 0.0)
+    clock = count()  # every pass takes a second
+    monkeypatch.setattr(
+        "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: float(next(clock))
+    )
     context = RowDependentContext(n_ctx=256)
     assert set(measure_pass_cost(context).ratios) == {1, 4}
     assert context.batches == [1, 1, 1, 1, 1, 4]
@@ -460,13 +471,36 @@ def test_one_disturbed_pass_of_a_large_model_does_not_turn_drafting_off(
     assert measure_pass_cost(context).ratio(4) == pytest.approx(COSTS_OF_1B[4])
 
 
-def test_the_settings_decide_how_many_rows_of_logits_are_reserved():
+def header(path: Path, kind: str, experts: int = 0) -> ModelHeader:
+    """Return the header of a tiny model whose weights are of this type, but those that choose
+    experts.
+    """
+    source = write.open_gguf(tiny_gguf.llama(path.with_suffix(".f32"), layers=1, experts=experts))
+    write.write_model(plan.plan_quantization(source, kind), path, threads=1)
+    return read_header.read_header(path)
+
+
+def test_the_settings_decide_how_many_rows_of_logits_are_reserved(tmp_path: Path) -> None:
+    model = header(tmp_path / "m.gguf", "Q8_0")
     floats, quantized = RunOptions(), RunOptions(cache_type_k="q8_0", cache_type_v="q8_0")
-    assert DraftSettings().max_outputs(floats, uses_gpu=False) == 1
-    assert DraftSettings().max_outputs(quantized, uses_gpu=False) == 16
-    assert DraftSettings().max_outputs(quantized, uses_gpu=True) == 1
-    assert DraftSettings("off").max_outputs(quantized, uses_gpu=False) == 1
-    assert DraftSettings("on").max_outputs(floats, uses_gpu=False) == 16
+    assert DraftSettings().max_outputs(model, floats, uses_gpu=False) == 1
+    assert DraftSettings().max_outputs(model, quantized, uses_gpu=False) == 16
+    assert DraftSettings().max_outputs(model, quantized, uses_gpu=True) == 1
+    assert DraftSettings("off").max_outputs(model, quantized, uses_gpu=False) == 1
+    assert DraftSettings("on").max_outputs(model, floats, uses_gpu=False) == 16
+
+
+@pytest.mark.parametrize(("kind", "experts"), [("F32", 0), ("F16", 0), ("Q8_0", 2)])
+def test_nothing_is_reserved_where_float_weights_round_differently(
+    tmp_path: Path, kind: str, experts: int
+) -> None:
+    """With --reproducible such weights get single tokens."""
+    model = header(tmp_path / "m.gguf", kind, experts)
+    options = RunOptions(cache_type_k="q8_0", cache_type_v="q8_0")
+    assert DraftSettings().max_outputs(model, options, uses_gpu=False) == 1
+    assert DraftSettings("on").max_outputs(model, options, uses_gpu=False) == 16
+    same = replace(options, reproducible=True)
+    assert DraftSettings().max_outputs(model, same, uses_gpu=False) == 16
 
 
 def test_ngram_draft_on_allows_one_method_without_a_draft_file() -> None:

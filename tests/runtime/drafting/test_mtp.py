@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
+from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.prediction_context import extensions, read_states
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
@@ -16,6 +17,7 @@ from llmcli.runtime.drafting.gain.acceptance import Acceptance
 from llmcli.runtime.drafting.gain.tree_shape import TreeShape
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
 from quant.convert import checkpoint_source
+from quant.model_file import read_header
 from quant.quantize import plan, write
 from tests.fixtures.small_runner import (
     answer,
@@ -70,18 +72,22 @@ def test_the_answer_is_that_of_plain_decoding(model_file: Path) -> None:
 
 
 def test_the_default_does_not_change_the_answer_of_a_seed(checkpoint: Path) -> None:
+    """Several rows of a pass have bit for bit the logits of single ones. A model with float weights,
+    such as those that choose experts, has other last bits, which a quantized cache may enlarge, so
+    nothing is drafted for it.
+    """
     path, cache = convert(checkpoint, "Q8_0"), {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+    has_floats = bool(reproducible.float_weights(read_header.read_header(path)))
+    assert has_floats == ("DeepseekV3" in (checkpoint / "config.json").read_text())
     found = []
     for drafting in (NO_DRAFTING, DraftSettings()):
         with open_small(path, drafting, **cache) as runner:
-            if drafting is not NO_DRAFTING:
+            if drafting is not NO_DRAFTING and not has_floats:
                 draft_always(runner, 3, "mtp")
             found.append([answer(runner, PROMPT, temp=0.7, seed=seed) for seed in (1, 2)])
     for first, second in zip(*found, strict=True):
-        # Several rows of a pass have other last bits than one on some processors, which may decide a
-        # later draw.
-        assert ids(first)[:24] == ids(second)[:24]
-        assert second.n_drafted
+        assert ids(first) == ids(second)
+        assert bool(second.n_drafted) != has_floats
 
 
 def test_reproducible_answers_are_not_drafted_by_prediction_layers(model_file: Path) -> None:

@@ -173,6 +173,19 @@ def test_thinking_is_ended_from_outside(strategy: str) -> None:
     assert not runner.engine.end_thinking(*reply.ids)  # it has ended
 
 
+def test_thinking_that_begins_just_now_is_ended() -> None:
+    """The model has written a part of its opening tag."""
+    runner = open_thinker(template=TEMPLATE.replace("<assistant><think>\n", "<assistant>"))
+    runner.context.speak = _open_first(runner.context.speak)  # type: ignore[attr-defined]
+    reply = runner.reply(question(runner, None))
+    found = [
+        runner.engine.end_thinking(*reply.ids)
+        for count, event in enumerate(event for event in reply if event.token)
+        if count == 3
+    ]
+    assert (found, reply.answer.text) == ([True], "<think></think>\n\nyes")
+
+
 def test_ending_the_thinking_of_a_reply_has_no_effect() -> None:
     runner = fake_runner(b"a plain reply")
     reply = runner.reply(question(runner, None))

@@ -8,18 +8,22 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmcli.errors import UserError
 from llmcli.hardware import limited_process
 from llmcli.hardware.limited_process import ProcessLimits, run_limited
+from llmcli.runtime.text import chat_template
 from llmcli.runtime.text.chat_template import ChatTemplate
+from llmcli.runtime.text.template_budget import TemplateBudget
 from llmcli.types import Message
 
 MAX_DATA_BYTES = 1 << 30
-# Computing time of a rendering. Its limit of time is reduced to 0.1 s. A single operation may take
-# longer on a slow machine, but not much.
-MAX_CPU_SECONDS = 10.0  # of a slow processor; without the limits they take minutes
+# A harmless template of nearly the largest size. No bomb may take longer than it takes to compile,
+# on any machine. The limit of time of a rendering is reduced to 0.1 s.
+HARMLESS, HARMLESS_SOURCE = "harmless", "{{ a }}" * 35_000
 
 BIG = "{% set s = 'x' * 16000000 %}"
 # Two lists that are equal, and have 2 ** 40 entries if they are followed along every path.
@@ -216,7 +220,8 @@ def endings() -> dict[str, Ending]:
     root = str(Path(limited_process.__file__).parents[2])
     limits = ProcessLimits(MAX_DATA_BYTES, 600, 3000.0)
     results: dict[str, Ending] = {}
-    while remaining := {name: text for name, text in BOMBS.items() if name not in results}:
+    sources = {HARMLESS: HARMLESS_SOURCE} | BOMBS
+    while remaining := {name: text for name, text in sources.items() if name not in results}:
         outcome = run_limited(
             [sys.executable, "-c", RENDER_ALL, root, str(MAX_DATA_BYTES)],
             json.dumps(remaining).encode(),
@@ -235,7 +240,28 @@ def test_a_template_bomb_ends_within_its_limits(name: str, endings: dict[str, En
     ending = endings[name]
     assert ending.message.startswith(("the chat template ", "result ")), "the process ended"
     assert "MemoryError" not in ending.message
-    assert ending.cpu_seconds < MAX_CPU_SECONDS
+    assert ending.cpu_seconds < endings[HARMLESS].cpu_seconds
+
+
+def test_a_broken_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request for an answer renders it again, and a large one takes seconds."""
+    n_compiled = 0
+    make_environment = chat_template.make_environment
+
+    def count(budget: TemplateBudget) -> Any:
+        nonlocal n_compiled
+        n_compiled += 1
+        return make_environment(budget)
+
+    monkeypatch.setattr(chat_template, "make_environment", count)
+    for source in ("{% if a %}", "{{ " + "1+" * 5000 + "1 }}", "{{ " + "(" * 5000):
+        template, n_compiled = ChatTemplate(source), 0
+        for _ in range(3):
+            with pytest.raises(UserError, match="the chat template is broken"):
+                template.render([Message("user", "hi")])
+            with pytest.raises(UserError, match="the chat template is broken"):
+                template.check()
+        assert n_compiled == 2  # one of them finds the variables
 
 
 @pytest.mark.parametrize(

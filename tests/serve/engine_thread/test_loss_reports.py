@@ -60,6 +60,20 @@ def test_the_first_differing_token_is_told_with_its_place(
     ]
 
 
+@pytest.mark.parametrize("path", ["responses", "messages"])
+def test_the_place_is_shown_for_the_conversations_of_other_routes(
+    serve: Callable[..., Served], path: str
+) -> None:
+    served = serve(n_ctx=2048)
+    for text in (f"{SYSTEM['content']} a.py", f"{SYSTEM['content']} b.py"):
+        field = "input" if path == "responses" else "messages"
+        limit = "max_output_tokens" if path == "responses" else "max_tokens"
+        body = {field: [{"role": "user", "content": text}], limit: 2}
+        httpx.post(f"{served.v1}/{path}", json=body).raise_for_status()
+    (found,) = losses(served)
+    assert found["message"] == "message 1 (user)"
+
+
 def test_a_prompt_that_continues_a_conversation_is_no_loss(serve: Callable[..., Served]) -> None:
     served = serve(n_ctx=2048)
     chat(served, "Look at the file a.py")
