@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcli.errors import UsageError, UserError
-from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
 from llmcli.runtime.binding.contexts.eagle_context import can_read_layer_inputs
 from llmcli.runtime.binding.contexts.prediction_context import (
@@ -36,6 +35,7 @@ from llmcli.runtime.kv_size import RECURRENT_STATE_ARCHS, read_shape
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import load_checks, read_header
 from quant.model_file.model_header import ModelHeader
+from quant.model_file.product_weights import float_weights
 
 NGRAM_DRAFT_MODES = ("auto", "on", "off")
 METHODS = (
@@ -295,5 +295,5 @@ def can_be_exact(header: ModelHeader, options: RunOptions, gpu: bool) -> bool:
         not gpu
         and options.cache_type_k not in FLOAT_TYPES
         and options.cache_type_v not in FLOAT_TYPES
-        and (options.reproducible or not reproducible.float_weights(header))
+        and (options.reproducible or not float_weights(header))
     )

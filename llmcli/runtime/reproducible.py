@@ -38,8 +38,8 @@ from llmcli.runtime.binding.placement.amx import repacks_weights
 from llmcli.runtime.binding.placement.model_placement import ON_HOST, ModelPlacement
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.requests.request import RunOptions
-from quant.gguf.header import TensorInfo
 from quant.model_file.model_header import ModelHeader
+from quant.model_file.product_weights import float_weights, multiplied_weights
 
 CACHE_TYPE = "q8_0"
 REQUIRED_OPTIONS = {
@@ -56,11 +56,6 @@ GUARANTEE = (
 TOKEN_BY_TOKEN = "reproducible: this model has recurrent state or experts, so its prompts are read token by token"
 # state-space layers, short convolutions (LFM2), RWKV, and the choice of experts
 SINGLE_TOKEN_TENSOR = re.compile(r"blk\.\d+\.(ssm_|shortconv|time_mix|ffn_gate_inp)")
-# kernels of convolutions over time, which are computed channel by channel
-CONVOLUTION = re.compile(r"blk\.\d+\.(ssm_conv1d|shortconv\.conv)")
-FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
-# Embedding tables. Their rows are copied, not multiplied.
-LOOKUP_TENSORS = ("token_embd.weight", "position_embd.weight", "token_types.weight")
 # Types whose repacked layout (AVX, NEON or RVV) gives other sums for four tokens at once than for
 # single tokens, or for which this was not measured.
 ROW_DEPENDENT_TYPES = ("Q4_K", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
@@ -90,7 +85,7 @@ def check_model(header: ModelHeader) -> None:
 
 def _refuse_float_weights(header: ModelHeader) -> None:
     """Raise UserError if weights of matrix products are floats."""
-    multiplied, floats = _multiplied_weights(header), float_weights(header)
+    multiplied, floats = multiplied_weights(header), float_weights(header)
     if floats:
         first, mostly_floats = floats[0], 2 * len(floats) > len(multiplied)
         description = f"{first.name} is {first.type}" + (
@@ -110,28 +105,6 @@ def computes_single_tokens(header: ModelHeader) -> bool:
     experts that float weights choose.
     """
     return any(SINGLE_TOKEN_TENSOR.match(tensor.name) for tensor in header.tensors)
-
-
-def float_weights(header: ModelHeader) -> list[TensorInfo]:
-    """Return the weights of matrix products that are floats. llama.cpp computes such a product of
-    one token with another kernel than that of several, and the sums differ in their last bits.
-    """
-    return [tensor for tensor in _multiplied_weights(header) if tensor.type in FLOAT_TYPES]
-
-
-def _multiplied_weights(header: ModelHeader) -> list[TensorInfo]:
-    """Return the weights of matrix products. The token embeddings are one if the file has no
-    separate output matrix.
-    """
-    is_tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    return [
-        tensor
-        for tensor in header.tensors
-        if tensor.name.endswith(".weight")
-        and sum(size > 1 for size in tensor.shape) > 1
-        and not CONVOLUTION.match(tensor.name)
-        and (tensor.name not in LOOKUP_TENSORS or (is_tied and tensor.name == LOOKUP_TENSORS[0]))
-    ]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.prediction_context import extensions, read_states
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
@@ -17,7 +16,7 @@ from llmcli.runtime.drafting.gain.acceptance import Acceptance
 from llmcli.runtime.drafting.gain.tree_shape import TreeShape
 from llmcli.runtime.drafting.hidden_state_drafter import HiddenStateDrafts
 from quant.convert import checkpoint_source
-from quant.model_file import read_header
+from quant.model_file import product_weights, read_header
 from quant.quantize import plan, write
 from tests.fixtures.small_runner import (
     answer,
@@ -77,7 +76,7 @@ def test_the_default_does_not_change_the_answer_of_a_seed(checkpoint: Path) -> N
     nothing is drafted for it.
     """
     path, cache = convert(checkpoint, "Q8_0"), {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
-    has_floats = bool(reproducible.float_weights(read_header.read_header(path)))
+    has_floats = bool(product_weights.float_weights(read_header.read_header(path)))
     assert has_floats == ("DeepseekV3" in (checkpoint / "config.json").read_text())
     found = []
     for drafting in (NO_DRAFTING, DraftSettings()):
