@@ -17,7 +17,7 @@ from quant.methods.gptq import PANEL_ROW_MULTIPLE
 from quant.methods.hessian_factor import DAMPING, factor_moments
 from quant.methods.search import search_fields
 from quant.methods.search_settings import SEARCH_SETTINGS
-from quant.native import array_backends
+from quant.native import array_backends, ggml
 from quant.native.array_backends import DeviceOutOfMemory, NumpyBackend, TorchBackend
 from tests.quant.methods.test_gptq import (
     correlated_moments,
@@ -110,13 +110,17 @@ def test_a_search_stays_on_its_device(type: str) -> None:
 
 @pytest.mark.parametrize("type", SEARCH_SETTINGS)
 def test_error_feedback_stays_on_its_device(type: str) -> None:
-    ops = MetaDevice()
-    factor = factor_moments(correlated_moments(512).astype(np.float32), ops)
+    ops, size = MetaDevice(), ggml.block_size(type).values
+    factor = factor_moments(correlated_moments(2 * size).astype(np.float32), ops)
     _, levels = error_feedback.round_with_feedback(
-        ColumnFormat.from_format(FORMATS[type]), ops.zeros(512, PANEL_ROW_MULTIPLE), factor, 2, ops
+        ColumnFormat.from_format(FORMATS[type]),
+        ops.zeros(2 * size, PANEL_ROW_MULTIPLE),
+        factor,
+        2,
+        ops,
     )
-    assert levels.device == error_feedback.output_errors(levels, factor, 256).device == ops.device
-    assert levels.shape == (512, PANEL_ROW_MULTIPLE)
+    assert levels.device == error_feedback.output_errors(levels, factor, size).device == ops.device
+    assert levels.shape == (2 * size, PANEL_ROW_MULTIPLE)
 
 
 def test_products_stay_on_their_device(set_backend: SetBackend) -> None:
