@@ -101,8 +101,8 @@ class ToolServers:
     ) -> ToolResult:
         """Call a tool and wait for its result. Any failure is a result, too.
 
-        Raises KeyboardInterrupt after Ctrl-C, and if `should_stop` returns true; the server is then
-        told that the call is cancelled.
+        Raises KeyboardInterrupt after Ctrl-C, and if `should_stop` returns true; the server then
+        gets a notification that the call is cancelled.
         """
         return self._wait(
             self._connections[tool.server].call(tool.own_name, arguments), should_stop

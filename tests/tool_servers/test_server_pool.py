@@ -166,7 +166,7 @@ def test_requests_of_a_server_are_declined(open_servers: Open) -> None:
     assert call(open_servers("asks_the_client")).text == "error error error"
 
 
-def test_answers_that_nobody_waits_for_are_ignored(open_servers: Open) -> None:
+def test_answers_without_a_request_are_ignored(open_servers: Open) -> None:
     assert call(open_servers("answers_other_requests")).text == "right"
 
 

@@ -27,7 +27,7 @@ from llmcli.tool_servers.tool_result import ToolResult, bound_text, read_result
 
 MAX_PAGES = 20  # of a list of tools
 
-# the library logs what servers do wrong, with tracebacks; here it is told in one line
+# The library logs the errors of servers with tracebacks; `problem` has them in one line.
 for _name in ("mcp", "client", "httpx2"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
     logging.getLogger(_name).propagate = False

@@ -102,7 +102,7 @@ async def _read_messages(
 
 def _parse_message(line: bytes) -> JSONRPCMessage | None:
     """Return the message on a line, or None if there is none. An answer to a request that breaks
-    the protocol becomes an error, so that nobody waits for it.
+    the protocol becomes an error, which ends the request.
     """
     try:
         # Python's parser reads deeper nesting and half surrogate pairs, which are rejected later
