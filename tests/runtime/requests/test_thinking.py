@@ -218,7 +218,7 @@ def test_a_tool_call_is_never_cut_as_a_repetition(
     marks: dict[str, Any], said: bytes, finish: str
 ) -> None:
     loop = said + b"again and again. " * 300
-    runner = fake_runner(loop, n_ctx=4096)
+    runner = fake_runner(loop, n_ctx=2560)
     tokens = runner.encode_chat([Message("user", "hi")])
     reply = runner.reply(Request(tokens, GREEDY, **marks))
     list(reply)
