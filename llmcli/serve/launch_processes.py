@@ -116,6 +116,7 @@ def run_models(
     from llmcli.model_loader.prepare import prepare_model
     from llmcli.serve import server
     from llmcli.serve.launch import open_service, predict_service
+    from llmcli.serve.processes.interpreter import start_fork_server
     from llmcli.serve.processes.models.admitted_process import AdmittedProcess
     from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
     from llmcli.serve.processes.models.models_front import ModelsFront
@@ -134,6 +135,7 @@ def run_models(
     if not find_models():
         raise UserError("no model is here", hint=f"llmcli serve {DEFAULT_REF}")
     settings = _build_settings(request, {"names": tuple(refs) or ("llmcli",)})
+    start_fork_server()  # imports the modules before the first request
 
     def make_process(model_request: "ServeRequest") -> AdmittedProcess:
         return AdmittedProcess(

@@ -154,12 +154,12 @@ def read_text(document: dict[str, Any]) -> str:
 
 
 def model_processes(pid: int) -> list[psutil.Process]:
-    """Return the model processes of a server."""
+    """Return the model processes of a server, which are the children of its fork server."""
     found = []
     for child in psutil.Process(pid).children():
         try:
-            if "spawn_main" in " ".join(child.cmdline()):
-                found.append(child)
+            if "forkserver" in " ".join(child.cmdline()):
+                found += child.children()
         except psutil.Error:
             continue
     return found

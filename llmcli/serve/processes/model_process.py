@@ -3,7 +3,6 @@ and its end. The process runs a main function of asgi_relay.py.
 """
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from llmcli.serve.engine_thread.bridge import FLUSH_SECONDS
 from llmcli.serve.processes import asgi_relay
 from llmcli.serve.processes.asgi_relay import RelayFrame, encode_frame, read_frame
 from llmcli.serve.processes.front import UpstreamLost
+from llmcli.serve.processes.interpreter import start_fork_server
 
 # Time without a heartbeat after which the process is killed. Heartbeats go on during a long pass; a
 # process whose engine is stuck reports that itself (asgi_relay.py).
@@ -58,10 +58,7 @@ class ModelProcess:
         Return the process and our end.
         """
         our_end, process_end = socket.socketpair()
-        # A new interpreter is needed, because llama.cpp's threads do not survive a fork.
-        process = multiprocessing.get_context("spawn").Process(
-            target=main, args=(*args, process_end)
-        )
+        process = start_fork_server().Process(target=main, args=(*args, process_end))
         try:
             with process_end:
                 process.start()

@@ -29,6 +29,7 @@ def model_fields(model: PooledModel) -> dict[str, Any]:
     expires = model.expires_at - now
     stays = model.served.is_pinned or math.isinf(expires)
     return {
+        "pid": model.process.pid if is_loaded and model.process else None,
         "bytes": model.reserved_bytes,
         "planned": {**memory.as_dict(), "needed_bytes": memory.needed_bytes} if memory else None,
         "pinned": model.served.is_pinned,

@@ -44,8 +44,8 @@ class Server:
         return {model["id"]: model for model in self.api.get("/v1/models").json()["data"]}
 
     def model_processes(self) -> list[psutil.Process]:
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        pids = [model["pid"] for model in self.models().values() if model["pid"]]
+        return [psutil.Process(pid) for pid in pids]
 
 
 @contextmanager
