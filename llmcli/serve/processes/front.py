@@ -44,7 +44,7 @@ from llmcli.serve.http.routes.websocket import SOCKET_PATH, SocketSession
 from llmcli.serve.processes.asgi_relay import portable_scope
 from llmcli.serve.processes.prefix_affinity import prefix_key
 
-MAX_TRIES = 3  # how often a request is sent to a model
+MAX_TRIES = 5  # how often a request is sent to a model
 RESTART_WAIT_SECONDS = 30.0  # seconds that a request waits for a model that is restarting
 RETRY_AFTER_SECONDS = 5  # value of Retry-After
 BUSY_PAUSE_SECONDS = 0.5  # pause before a stream is sent again because the models were busy

@@ -28,6 +28,10 @@ HEARTBEAT_TIMEOUT_SECONDS = 120.0
 EXIT_SECONDS = FLUSH_SECONDS + 10.0
 
 
+class ProcessEnded(UserError):
+    """A model process has ended without a report, for example because it was killed."""
+
+
 class ModelProcess:
     """The link to a model process. A subclass starts it; afterwards, all methods are called on one
     event loop.
@@ -71,7 +75,8 @@ class ModelProcess:
 
     def _read_report(self, process: Any, link: socket.socket, kind: str) -> RelayFrame:
         """Wait until a process reports that it has finished a step of its start. Raises UserError
-        with the error of the process if that fails; the process has then ended.
+        with the error of the process if that fails, and ProcessEnded if it reports nothing; the
+        process has then ended.
         """
         try:
             frame = asgi_relay.read_frame_blocking(link)
@@ -82,15 +87,12 @@ class ModelProcess:
         if frame is None or frame[0] != kind:
             link.close()
             self._join(process)
-            failure = (
-                frame[1:]
-                if frame
-                else (
+            if frame is None:
+                raise ProcessEnded(
                     f"the model's process ended with {exit_status(process)}",
-                    "its output is above",
+                    hint="its output is above",
                 )
-            )
-            raise UserError(failure[0], hint=failure[1])
+            raise UserError(frame[1], hint=frame[2])
         return frame
 
     def _end(self) -> None:

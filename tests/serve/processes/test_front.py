@@ -158,8 +158,9 @@ def test_a_request_lost_before_the_first_byte_is_sent_again() -> None:
 
 def test_an_allowed_origin_can_read_the_error() -> None:
     page = "https://good.example"
-    front = FrontServer(Script(*[[UpstreamLost]] * 3), ServerSettings(("tiny",), cors=(page,)))
-    sent = asyncio.run(run_request(front, b"{}", headers=[(b"origin", page.encode())]))
+    upstream = Script(*[[UpstreamLost]] * front.MAX_TRIES)
+    server = FrontServer(upstream, ServerSettings(("tiny",), cors=(page,)))
+    sent = asyncio.run(run_request(server, b"{}", headers=[(b"origin", page.encode())]))
     assert error(sent) == (503, "model_unavailable")
     assert dict(sent[0]["headers"])[b"access-control-allow-origin"] == page.encode()
 
@@ -218,8 +219,8 @@ def test_a_stream_that_cannot_be_resumed_ends_with_an_error() -> None:
     interrupted = [with_marks(START), with_marks(EVENT, (0, 7, None)), UpstreamLost]
     failed = [{**START, "status": 500}, {"type": "http.response.body", "body": b"{}"}]
     for plays in (
-        [interrupted, failed, failed],
-        [interrupted, [UpstreamLost], [UpstreamLost]],
+        [interrupted, *[failed] * (front.MAX_TRIES - 1)],
+        [interrupted, *[[UpstreamLost]] * (front.MAX_TRIES - 1)],
         [[with_marks(START), EVENT, UpstreamLost]],
     ):
         sent = run(Script(*plays))
@@ -301,7 +302,7 @@ def test_a_lost_response_that_is_not_a_stream_stays_incomplete() -> None:
 
 
 def test_the_number_of_tries_is_limited() -> None:
-    upstream = Script(*[[UpstreamLost]] * 9)
+    upstream = Script(*[[UpstreamLost]] * (front.MAX_TRIES + 1))
     sent = run(upstream)
     assert error(sent) == (503, "model_unavailable")
     assert dict(sent[0]["headers"])[b"retry-after"]
@@ -400,7 +401,7 @@ def test_errors_are_sent_over_a_websocket() -> None:
     ):
         (_, message) = websocket_messages(Script(play), {})
         assert message["error"]["code"] == "model_lost"
-    (_, message) = websocket_messages(Script(*[[UpstreamLost]] * 9), {})
+    (_, message) = websocket_messages(Script(*[[UpstreamLost]] * front.MAX_TRIES), {})
     assert message["error"]["code"] == "model_unavailable"
 
 

@@ -23,6 +23,7 @@ from starlette.types import Message
 from llmcli.api.errors import ApiError
 from llmcli.errors import UserError
 from llmcli.model_loader.planned_memory import PlannedMemory
+from llmcli.serve.processes.model_process import ProcessEnded
 from llmcli.serve.processes.models.admission import Resident, choose_unloads
 from llmcli.serve.processes.models.admitted_process import AdmittedProcess
 from llmcli.serve.processes.models.model_request import (
@@ -40,6 +41,7 @@ PLANNING_BYTES = 256 << 20
 MAX_STATES_SHARE = 8  # states of answers get at most this part of the limit for each model
 # delays before a model is loaded again, by the number of failures in a row
 RETRY_DELAYS_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
+MAX_LOAD_TRIES = 3  # of loads in a row whose process ends without an error, as if it was killed
 MAX_RETRY_WAIT_SECONDS = 5.0  # requests wait for a delay up to this, and are refused otherwise
 PROGRESS_SECONDS = 2.0  # how often a stream that waits for its model gets a comment
 ROOM_REASON = "room for "  # why a model drains, before the name of another model
@@ -381,7 +383,7 @@ class ModelPool:
                     self._changed.set()
                     await model.gone.wait()
                     model.state = "queued"
-                await self._plan_and_open(model)
+                await self._try_to_open(model)
         except ApiError as error:
             self._record_failure(model, str(error), error.more.get("hint") or "")
             raise
@@ -396,6 +398,22 @@ class ModelPool:
         finally:
             if model.state in ("queued", "loading"):
                 await self._discard(model)
+
+    async def _try_to_open(self, model: PooledModel) -> None:
+        """Load a model, and again if its process is killed meanwhile. Raises UserError and
+        _LoadAbandoned.
+        """
+        for delay in RETRY_DELAYS_SECONDS[: MAX_LOAD_TRIES - 1]:
+            try:
+                await self._plan_and_open(model)
+                return
+            except ProcessEnded as error:
+                self._note(f"{model.name} was lost while it was loaded: {error}")
+                model.n_crashes += 1
+                await self._discard(model)
+                model.state = "queued"
+                await asyncio.sleep(delay)
+        await self._plan_and_open(model)
 
     async def _plan_and_open(self, model: PooledModel) -> None:
         """Plan a model, make room for it, and load it. Raises UserError and _LoadAbandoned."""
@@ -427,7 +445,7 @@ class ModelPool:
         self._spawn(self._watch_process(model, process))
         await process.wait_until_available()
         if model.process is not process:
-            raise UserError("its process ended as soon as it was loaded")
+            raise ProcessEnded("its process ended as soon as it was loaded")
         model.state, model.error, model.drains_for = "loaded", "", ""
         model.last_used = time.monotonic()
         model.expires_at = model.last_used + self._keep_alive(model, None)

@@ -14,6 +14,7 @@ from llmcli.model_loader.run_flags import RunFlags
 from llmcli.runtime.requests.beam_settings import NO_SEARCH
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.serve.processes.front import UpstreamLost
+from llmcli.serve.processes.model_process import ProcessEnded
 from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
 from llmcli.serve.processes.models.served_models import ServedModel
 from llmcli.serve.serve_request import ServeRequest
@@ -39,6 +40,9 @@ class FakeProcess:
         return PlannedMemory(512, self.world.needs[self.name], 0, 0, 0, 0)
 
     def load(self, limit_bytes: int) -> None:
+        if self.world.n_killed_loads:
+            self.world.n_killed_loads -= 1
+            raise ProcessEnded("the model's process ended with SIGKILL")
         self.is_loaded, self.limit_bytes = True, limit_bytes
         self.world.loaded.append(self)
         self.world.loads.append(self.name)
@@ -105,6 +109,7 @@ class World:
         self.loaded: list[FakeProcess] = []
         self.loads: list[str] = []
         self.plan_errors: dict[str, str] = {}
+        self.n_killed_loads = 0  # loads whose process will be killed meanwhile
         self.notes: list[str] = []
         self.n_open = 0  # requests that processes answer
         # returns the status and the body of an answer: of the model, to a scope and a body

@@ -223,6 +223,23 @@ def test_a_model_that_fails_again_and_again_is_refused_for_a_while(
     run(scenario, tmp_path, BOTH)
 
 
+def test_a_model_whose_process_is_killed_while_it_is_loaded_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_pool, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 1e6))
+
+    async def scenario(world: World) -> None:
+        world.n_killed_loads = 2
+        assert await world.ask("a") == "a"
+        assert world.pool.models["a"].n_crashes == 2
+        world.n_killed_loads = 3
+        with pytest.raises(ApiError, match="b is not available: the model's process ended with"):
+            await world.ask("b")
+        assert await world.ask("b") == "b"
+
+    run(scenario, tmp_path, BOTH)
+
+
 def test_a_model_that_never_fits_is_an_error_with_the_setting(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(ApiError, match=r"a needs 1\.2 GiB, and all models together") as refusal:
