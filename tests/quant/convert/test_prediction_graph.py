@@ -110,7 +110,7 @@ def ours(path: Path, hidden: np.ndarray) -> np.ndarray:
     for kind in (llama_cpp.LLAMA_CONTEXT_TYPE_DEFAULT, llama_cpp.LLAMA_CONTEXT_TYPE_MTP):
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = 512
-        params.n_threads = params.n_threads_batch = 2
+        params.n_threads = params.n_threads_batch = 1
         params.flash_attn_type, params.type_k, params.type_v = 0, 0, 0
         params.ctx_type = kind
         params.ctx_other = contexts[0] if contexts else None

@@ -186,7 +186,7 @@ def ours(path: Path, tokens: list[int] = TOKENS, output: str = "logits") -> np.n
         "scores": llama_cpp.LLAMA_POOLING_TYPE_RANK,
     }[output]
     model = llama_cpp.Llama(
-        str(path), n_ctx=512, n_batch=512, n_ubatch=512, n_threads=2, n_threads_batch=2,
+        str(path), n_ctx=512, n_batch=512, n_ubatch=512, n_threads=1, n_threads_batch=1,
         logits_all=True, flash_attn=False, verbose=False, type_k=0, type_v=0,
         embedding=output != "logits", pooling_type=pooling,
         yarn_attn_factor=-1.0, yarn_beta_fast=-1.0, yarn_beta_slow=-1.0,  # as the file says
