@@ -1,5 +1,6 @@
 """Tool servers, honest and hostile, over stdio and HTTP."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -234,6 +235,22 @@ def test_programs_end_with_the_block() -> None:
     while any(_is_running(pid) for pid in pids):
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
+
+
+def test_ctrl_c_does_not_stop_the_end_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = ToolServers([program("ignores_signals")], LIMITS)
+    wait_for_end = servers._end
+
+    async def end() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await wait_for_end()
+
+    monkeypatch.setattr(servers, "_end", end)
+    with servers:
+        pid = int(call(servers).text)
+        with pytest.raises(KeyboardInterrupt):
+            servers.close()
+    assert not _is_running(pid)
 
 
 def _is_running(pid: int) -> bool:
