@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmcli.errors import UserError
-from llmcli.runtime.interrupt import allow_interrupts
+from llmcli.runtime.interrupt import allow_interrupts, defer_interrupts
 from llmcli.tool_servers.limits import ToolLimits
 from llmcli.tool_servers.server_file import ToolServer
 from llmcli.tool_servers.tool_list import OmittedTool, ServerTool, join_lists
@@ -109,14 +109,16 @@ class ToolServers:
         )
 
     def close(self) -> None:
-        """End all servers, and the thread."""
+        """End all servers, and the thread. A Ctrl-C takes effect after that."""
         if self._loop.is_closed():
             return
-        with suppress(FutureTimeout, CancelledError):  # a server that cannot be ended stays behind
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        with defer_interrupts():
+            # a server that cannot be ended stays behind
+            with suppress(FutureTimeout, CancelledError):
+                asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_SECONDS)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     async def _start(self) -> None:
         """Start all servers at once, and wait until each is ready or has failed."""

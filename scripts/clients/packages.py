@@ -1,4 +1,6 @@
-"""The clients that `run.py` checks: the script of each, and the packages that it needs."""
+"""The clients that `run.py` checks, and the servers that `tool_servers.py` checks: the script of
+each client, and the packages that they need.
+"""
 
 from dataclasses import dataclass
 
@@ -44,6 +46,12 @@ NPM_PACKAGES = (
     "ollama@0.6.4",
     "openai@7.57.0",
     "zod@4.6.7",
+)
+# servers of tools, which `tool_servers.py` calls
+TOOL_SERVERS = ("mcp-server-fetch==2026.10.24", "mcp-server-time==2026.10.19")
+NPM_TOOL_SERVERS = (
+    "@modelcontextprotocol/server-everything@2026.8.31",
+    "@modelcontextprotocol/server-filesystem@2026.8.31",
 )
 NPM = "npm"  # the environment of the clients in JavaScript
 

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.clients.packages import CLIENTS, ENVIRONMENTS, NPM, NPM_PACKAGES, Client
@@ -96,26 +97,42 @@ def find_program(environment: str, folder: Path) -> Path | None:
     if that needs npm, and there is none.
     """
     place = folder / environment
-    program = place / ("node_modules/.bin/node" if environment == NPM else "bin/python")
-    packages = NPM_PACKAGES if environment == NPM else ENVIRONMENTS[environment]
-    stamp = place / STAMP
-    if stamp.exists() and stamp.read_text().split() == list(packages):
-        return program
     if environment == NPM:
-        npm = shutil.which("npm")
-        if npm is None:
-            return None
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "package.json").write_text('{"private": true}\n')
-        command = [npm, "install", "--no-audit", "--no-fund", "--loglevel=error", *packages]
-    else:
-        venv.create(place, with_pip=True)
-        constraints = ["-c", str(ROOT / "scripts/constraints.txt")]
-        options = constraints if environment == CONSTRAINED else []
-        command = [str(program), "-m", "pip", "install", "--quiet", *options, *packages]
-    subprocess.run(command, check=True, cwd=place, stdout=sys.stderr)
-    stamp.write_text("\n".join(packages))
-    return program
+        return place / "node_modules/.bin/node" if install_npm(place, NPM_PACKAGES) else None
+    constraints = ["-c", str(ROOT / "scripts/constraints.txt")]
+    options = constraints if environment == CONSTRAINED else []
+    install_python(place, ENVIRONMENTS[environment], options)
+    return place / "bin/python"
+
+
+def install_python(place: Path, packages: Sequence[str], options: Sequence[str] = ()) -> None:
+    """Make the folder `place` a virtual environment with these packages, unless it is one."""
+    if _has_packages(place, packages):
+        return
+    venv.create(place, with_pip=True)
+    pip = [str(place / "bin/python"), "-m", "pip", "install", "--quiet", *options]
+    subprocess.run([*pip, *packages], check=True, cwd=place, stdout=sys.stderr)
+    (place / STAMP).write_text("\n".join(packages))
+
+
+def install_npm(place: Path, packages: Sequence[str]) -> bool:
+    """Install packages of npm in the folder `place`, unless it has them. Return whether there is
+    npm.
+    """
+    npm = shutil.which("npm")
+    if npm is None or _has_packages(place, packages):
+        return npm is not None
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "package.json").write_text('{"private": true}\n')
+    command = [npm, "install", "--no-audit", "--no-fund", "--loglevel=error"]
+    subprocess.run([*command, *packages], check=True, cwd=place, stdout=sys.stderr)
+    (place / STAMP).write_text("\n".join(packages))
+    return True
+
+
+def _has_packages(place: Path, packages: Sequence[str]) -> bool:
+    stamp = place / STAMP
+    return stamp.exists() and stamp.read_text().split() == list(packages)
 
 
 def run_client(client: Client, program: Path, url: str, home: Path, minutes: float) -> int:

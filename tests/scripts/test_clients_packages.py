@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.clients.packages import CLIENTS, ENVIRONMENTS, NPM, NPM_PACKAGES
+from scripts.clients.packages import (
+    CLIENTS,
+    ENVIRONMENTS,
+    NPM,
+    NPM_PACKAGES,
+    NPM_TOOL_SERVERS,
+    TOOL_SERVERS,
+)
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "clients"
 
@@ -19,7 +26,10 @@ def test_every_environment_is_used() -> None:
     assert {client.environment for client in CLIENTS} == {*ENVIRONMENTS, NPM}
 
 
-@pytest.mark.parametrize("package", [*sum(ENVIRONMENTS.values(), ()), *NPM_PACKAGES])
+OF_NPM = (*NPM_PACKAGES, *NPM_TOOL_SERVERS)
+
+
+@pytest.mark.parametrize("package", [*sum(ENVIRONMENTS.values(), ()), *TOOL_SERVERS, *OF_NPM])
 def test_a_package_has_a_version(package: str) -> None:
-    name, _, version = package.rpartition("==" if package not in NPM_PACKAGES else "@")
+    name, _, version = package.rpartition("==" if package not in OF_NPM else "@")
     assert name and version[0].isdigit()

@@ -1,6 +1,6 @@
 """Tool servers, honest and hostile, over stdio and HTTP."""
 
-import os
+import signal
 import subprocess
 import sys
 import threading
@@ -229,13 +229,28 @@ def test_programs_end_with_the_block() -> None:
     with ToolServers(
         [program("leaves_a_child_behind"), program("ignores_signals")], LIMITS
     ) as servers:
-        tool = next(tool for tool in servers.tools if tool.server == "leaves_a_child_behind")
-        child = int(servers.call(tool, {}).text)
-        os.kill(child, 0)
+        pids = [int(servers.call(tool, {}).text) for tool in servers.tools]
+        assert len(pids) == 2 and all(_is_running(pid) for pid in pids)
     deadline = time.monotonic() + 10
-    while _is_running(child):
+    while any(_is_running(pid) for pid in pids):
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
+
+
+def test_ctrl_c_does_not_stop_the_end_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = ToolServers([program("ignores_signals")], LIMITS)
+    wait_for_end = servers._end
+
+    async def end() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await wait_for_end()
+
+    monkeypatch.setattr(servers, "_end", end)
+    with servers:
+        pid = int(call(servers).text)
+        with pytest.raises(KeyboardInterrupt):
+            servers.close()
+    assert not _is_running(pid)
 
 
 def _is_running(pid: int) -> bool:

@@ -4,6 +4,7 @@ so that its text is still added to the conversation and the log.
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -39,6 +40,23 @@ def handle_hangup(on_hangup: Callable[[], None]) -> Iterator[list[int]]:
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def exit_on_hangup() -> Iterator[None]:
+    """While the with block runs, SIGHUP and SIGTERM interrupt it as Ctrl-C does. Raise SystemExit
+    with 128 + the signal's number after the block, as shells do. Outside the main thread nothing is
+    changed, because Python allows signal handlers only there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with handle_hangup(lambda: None) as signals:
+        try:
+            yield
+        finally:
+            if signals:
+                raise SystemExit(128 + signals[0])
 
 
 def discard_output() -> None:

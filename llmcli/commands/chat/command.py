@@ -4,7 +4,7 @@ prompt.
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -518,6 +518,7 @@ def _open_chat(
         from llmcli.chat.display.display_settings import HIDE, SHOW, DisplaySettings
         from llmcli.chat.local_model import LocalModel
         from llmcli.chat.settings import find_setting
+        from llmcli.chat.terminal.hangup import exit_on_hangup
         from llmcli.chat.terminal.permission import find_asker
         from llmcli.chat.tools.open_tools import open_tools
         from llmcli.commands.chat.bench_adapter import measure
@@ -525,6 +526,8 @@ def _open_chat(
         from llmcli.runtime.sampling import default_sampling
 
     with (
+        # SIGHUP and SIGTERM do not reach tool servers, which are ended here
+        nullcontext() if tools.mcp is None else exit_on_hangup(),
         open_tools(tools, config, ui, find_asker()) as chat_tools,
         closing(ModelSwitcher(run_flags, config, ui, is_chat)) as models,
     ):

@@ -6,6 +6,7 @@ from llmcli.tool_servers.limits import MAX_REQUEST_BYTES
 from llmcli.tool_servers.tool_result import clean_text
 
 MAX_STRAY_LINES = 100  # lines on a server's standard output that are no messages
+MAX_RESUMPTIONS = 100  # of streams that a server closes before the result of a call
 MAX_REASON_CHARACTERS = 300
 INVALID_ANSWER = "its answer is not what the protocol demands"
 
@@ -26,10 +27,12 @@ class Channel:
         self.reason = ""
         self._ended = asyncio.Event()
         self._n_bytes = 0
+        self._n_resumptions = 0
 
     def begin_request(self) -> None:
-        """Start the count of bytes for a new request."""
+        """Start the counts for a new request."""
         self._n_bytes = 0
+        self._n_resumptions = 0
 
     def count_bytes(self, count: int) -> None:
         """Add bytes that the server sent. Raises ChannelError if they are too many for one
@@ -38,6 +41,14 @@ class Channel:
         self._n_bytes += count
         if self._n_bytes > MAX_REQUEST_BYTES:
             raise ChannelError(f"it sent more than {MAX_REQUEST_BYTES >> 20} MiB at once")
+
+    def count_resumption(self) -> None:
+        """Add a stream that the client resumes. Raises ChannelError if they are too many for one
+        request.
+        """
+        self._n_resumptions += 1
+        if self._n_resumptions > MAX_RESUMPTIONS:
+            raise ChannelError(f"it closed more than {MAX_RESUMPTIONS} streams before the result")
 
     def count_stray_line(self) -> None:
         """Add a line that is no message. Raises ChannelError if there are too many of them."""

@@ -14,7 +14,7 @@ import anyio
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp_types import Implementation
+from mcp_types import PARSE_ERROR, Implementation
 
 from llmcli import __version__
 from llmcli.tool_servers.limits import ToolLimits
@@ -95,7 +95,7 @@ class ServerConnection:
             return self._error(f"no result within {self.limits.call_seconds:g} s")
         except MCPError as error:
             return self._error(
-                f"the server has ended: {self.problem}" if self.problem else error.message
+                f"the server has ended: {self.problem}" if self.problem else _describe_answer(error)
             )
         except Exception as error:  # noqa: BLE001 - as in `run`
             return self._error(self._describe(error))
@@ -147,7 +147,14 @@ class ServerConnection:
         if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
             return f"cannot start {error.filename or self.server.command}: {error.strerror}"
         if isinstance(error, MCPError):
-            return error.message
+            return _describe_answer(error)
         if hasattr(error, "errors") and isinstance(error, ValueError):  # of pydantic
             return INVALID_ANSWER
         return shorten_reason(str(error)) or type(error).__name__
+
+
+def _describe_answer(error: MCPError) -> str:
+    """Return the text of an error that a server, or the package `mcp`, has given as an answer."""
+    if error.code == PARSE_ERROR and error.message.startswith("Failed to parse"):
+        return INVALID_ANSWER  # instead of many lines of pydantic
+    return error.message

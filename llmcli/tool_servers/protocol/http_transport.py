@@ -3,19 +3,28 @@
 Connections are direct, without a proxy, and redirects to other hosts are not followed.
 """
 
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
+import anyio
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
+from mcp_types import INTERNAL_ERROR
 
 from llmcli.tool_servers.limits import MAX_MESSAGE_BYTES, ToolLimits
 from llmcli.tool_servers.protocol.channel import Channel, ChannelError
 from llmcli.tool_servers.protocol.stdio_transport import Streams
 from llmcli.tool_servers.server_file import ToolServer
+from llmcli.tool_servers.tool_result import clean_text
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
+NOTIFICATION_SECONDS = 5.0  # for a message without an answer, behind which the next ones wait
+SESSION_PATTERN = re.compile("[!-~]{1,1024}")
+KEPT_HEADERS = {"content-type", "location", "mcp-session-id"}
 
 
 class BoundedBody(httpx2.AsyncByteStream):
@@ -37,25 +46,111 @@ class BoundedBody(httpx2.AsyncByteStream):
         await self._body.aclose()
 
 
-class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Sends requests, and bounds the bodies of their answers. Compressed bodies are refused,
-    because a few bytes of them can become many.
+class CheckedTransport(httpx2.AsyncBaseTransport):
+    """Sends requests, and checks their answers before the package `mcp` reads them.
+
+    A failure becomes the answer 502 with a JSON-RPC error, because an exception would end the
+    connection, and not only the call.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._inner = channel, httpx2.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await self._inner.handle_async_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            await response.aclose()
-            raise httpx2.DecodingError("its answer is compressed, which was not asked for")
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = BoundedBody(response.stream, self._channel)
-        return response
+        if request.method == "GET":
+            if "last-event-id" not in request.headers:
+                # a stream of messages between calls, none of which would be used
+                return httpx2.Response(HTTPStatus.METHOD_NOT_ALLOWED)
+            try:
+                self._channel.count_resumption()
+            except ChannelError as error:
+                self._channel.end(str(error))
+                return _answer_error(HTTPStatus.BAD_GATEWAY, str(error))
+        await request.aread()  # a redirected request has its body as a stream
+        seconds = _own_seconds(request)
+        try:
+            with anyio.fail_after(seconds):
+                return await self._send(request)
+        except TimeoutError:
+            return _answer_error(HTTPStatus.BAD_GATEWAY, f"no answer within {seconds:g} s")
+        except httpx2.RequestError as error:
+            return _answer_error(HTTPStatus.BAD_GATEWAY, str(error) or type(error).__name__)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request, and return its answer: events as a stream, JSON completely, and nothing
+        of other bodies. Raises httpx2.RequestError.
+        """
+        response = await self._inner.handle_async_request(request)
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        body = BoundedBody(response.stream, self._channel)
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "text/event-stream" and response.is_success:
+            _check_head(request, response)
+            response.stream = body
+            return response
+        try:
+            _check_head(request, response)
+            content = await _read_message(body) if kind == "application/json" else b""
+        finally:
+            await body.aclose()
+        if response.is_error:
+            status = f"HTTP status {response.status_code} {response.reason_phrase}".strip()
+            return _answer_error(response.status_code, _read_error(content) or status)
+        headers = {name: response.headers[name] for name in KEPT_HEADERS & response.headers.keys()}
+        return httpx2.Response(response.status_code, headers=headers, content=content)
+
+
+def _own_seconds(request: httpx2.Request) -> float | None:
+    """Return how long an answer is waited for to which no call waits; None for requests of MCP,
+    whose callers have limits.
+    """
+    if request.method == "DELETE":
+        return CLOSE_SECONDS
+    if request.method != "POST" or {"method", "id"} <= json.loads(request.content).keys():
+        return None
+    return NOTIFICATION_SECONDS
+
+
+def _check_head(request: httpx2.Request, response: httpx2.Response) -> None:
+    """Raise httpx2.DecodingError for headers that the package `mcp` or httpx2 cannot use. Compressed
+    bodies are refused, because a few bytes of them can become many.
+    """
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx2.DecodingError("its answer is compressed, which was not asked for")
+    if not SESSION_PATTERN.fullmatch(response.headers.get("mcp-session-id", "none")):
+        raise httpx2.DecodingError("its session has a name that is no short ASCII text")
+    try:
+        request.url.join(response.headers.get("location", ""))
+    except (httpx2.InvalidURL, ValueError):
+        raise httpx2.DecodingError("it redirects to an invalid address") from None
+
+
+async def _read_message(body: BoundedBody) -> bytes:
+    """Return the body of an answer. Raises httpx2.RequestError."""
+    content = bytearray()
+    async for piece in body:
+        content += piece
+        if len(content) > MAX_MESSAGE_BYTES:
+            raise httpx2.ReadError(f"it sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB")
+    return bytes(content)
+
+
+def _read_error(content: bytes) -> str:
+    """Return the text of the JSON-RPC error in a body, or "" if it has none."""
+    try:
+        message = json.loads(content)["error"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return message if isinstance(message, str) else ""
+
+
+def _answer_error(status: int, text: str) -> httpx2.Response:
+    """Return an answer of HTTP with a JSON-RPC error, which the package `mcp` gives to the caller."""
+    error = {"code": INTERNAL_ERROR, "message": clean_text(text)}
+    return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error})
 
 
 @asynccontextmanager
@@ -65,11 +160,12 @@ async def open_url(
     """Connect to the URL of `server`, and end the session after the block. Yields the streams of
     messages.
     """
-    timeout = httpx2.Timeout(CONNECT_SECONDS, read=max(limits.call_seconds, limits.start_seconds))
+    longest = max(limits.call_seconds, limits.start_seconds)
+    timeout = httpx2.Timeout(CONNECT_SECONDS, read=longest + CLOSE_SECONDS)
     client = httpx2.AsyncClient(
         headers={**server.headers, "accept-encoding": "identity"},
         timeout=timeout,
-        transport=BoundedTransport(channel),
+        transport=CheckedTransport(channel),
         trust_env=False,
     )
     async with (
@@ -78,8 +174,4 @@ async def open_url(
             server.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
         ) as streams,
     ):
-        try:
-            yield streams
-        finally:
-            # the request that ends the session must not wait for a server that hangs
-            client.timeout = httpx2.Timeout(CLOSE_SECONDS)
+        yield streams

@@ -1,6 +1,8 @@
 """A chat whose model calls tools of a real server: allowances, limits, records."""
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from llmcli.chat import input_loop, resume
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation import history, saved_chats
 from llmcli.chat.conversation.session_log import SessionLog
+from llmcli.chat.terminal.hangup import exit_on_hangup
 from llmcli.chat.tools.chat_tools import AskUser, ChatTools
 from llmcli.chat.tools.open_tools import open_tools
 from llmcli.chat.tools.tool_request import ToolRequest
@@ -345,3 +348,26 @@ def test_the_options_open_and_close_the_servers(
         open_tools(wrong, chat.config, chat.ui, None),
     ):
         pass
+
+
+def test_sigterm_ends_servers_that_ignore_it(
+    tmp_path: Path, make_chat: Callable[..., ChatSession]
+) -> None:
+    chat = make_chat()
+    file = tmp_path / "servers.json"
+    server = {"command": sys.executable, "args": [tool_server.__file__, "ignores_signals"]}
+    file.write_text(json.dumps({"mcpServers": {"stubborn": server}}))
+
+    def run() -> None:
+        request = ToolRequest(str(file))
+        with exit_on_hangup(), open_tools(request, chat.config, chat.ui, None) as tools:
+            assert tools
+            pids.append(int(tools.servers.call(tools.servers.tools[0], {}).text))
+            signal.raise_signal(signal.SIGTERM)
+
+    pids: list[int] = []
+    with pytest.raises(SystemExit) as exit_info:
+        run()
+    assert exit_info.value.code == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
