@@ -285,14 +285,15 @@ class DiskCache:
         return self.loader.start(tokens, scope, n_cached)
 
     def restore(self, load: Load, tokens: Sequence[int], scope: str) -> int:
-        """Move what a load has read into an idle slot, if the pool has room. Wait for the load if it
-        is not done. Return the length of the beginning that is now in the pool because of it, or 0.
+        """Move what a load has read into an idle slot, if the pool has room. The load must be done,
+        and is ended. Return the length of the beginning that is now in the pool because of it, or
+        0.
         """
-        if load.exception() is not None:
-            error = load.exception()
+        self.loader.end(load)
+        if (error := load.future.exception()) is not None:
             self.writer.report_once(f"saved states cannot be read: {type(error).__name__}: {error}")
             return 0
-        swapped, ledger = load.result(), self.ledger
+        swapped, ledger = load.future.result(), self.ledger
         if swapped is None or ledger.reusable_prefix(tokens, scope) >= len(swapped.tokens):
             return 0
         with ledger.keep_prefix(swapped.tokens[: swapped.start], scope):

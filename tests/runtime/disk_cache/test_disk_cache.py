@@ -187,6 +187,82 @@ def test_running_answers_do_not_wait_for_a_state(
         assert n_compared == 3, "once for each admission, and before the file was read"
 
 
+class HeldReads:
+    """Reads of a cache that wait until they are released, and count."""
+
+    def __init__(self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.has_begun, self.is_released = threading.Event(), threading.Event()
+        read = cache.folder.read
+
+        def wait(name: str, n_vocab: int) -> object:
+            self.names.append(name)
+            self.has_begun.set()
+            assert self.is_released.wait(60)
+            return read(name, n_vocab)
+
+        monkeypatch.setattr(cache.folder, "read", wait)
+        # as in a server, whose engine does not wait for the disk
+        monkeypatch.setattr(cache.loader, "on_loaded", lambda: None)
+
+
+def test_a_request_that_needs_no_file_overtakes_one_that_is_read(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        reading = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
+        assert engine.step() == []
+        assert engine.waits_for_disk
+        short = engine.submit(Request((5, 6, 7), GREEDY, 3, ignore_eos=True))
+        events = [event for _ in range(5) for event in engine.step()]
+        assert {event.sequence for event in events} == {short}
+        assert events[-1].finish == "length"
+        held.is_released.set()
+        while engine.is_busy:
+            engine.step()
+        found = engine.pop_answer(reading)
+        assert (ids(found), found.disk_tokens) == (first, N_SAVED)
+        assert not engine.waits_for_disk
+
+
+def test_a_request_that_is_cancelled_while_it_is_read_ends_at_once(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        reading = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
+        engine.step()
+        assert held.has_begun.wait(60)
+        engine.cancel(reading)
+        assert not engine.waits_for_disk, "a step ends it"
+        (event,) = engine.step()
+        assert (event.sequence, event.finish) == (reading, "cancelled")
+        assert engine.ledger.n_idle == 2
+        assert cache.loader.nbytes == 0, "its bytes count no longer"
+        held.is_released.set()
+    assert len(held.names) == 1
+
+
+def test_equal_beginnings_are_read_once(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder, slots=4, ctx_size=2048) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        request = Request(PROMPT, GREEDY, 4, ignore_eos=True)
+        numbers = [*engine.submit_samples(request, 2), engine.submit(request)]
+        for _ in range(3):
+            assert engine.step() == []
+        held.is_released.set()
+        while engine.is_busy:
+            engine.step()
+        assert [ids(engine.pop_answer(number)) for number in numbers] == [first] * 3
+    assert len(held.names) == 1
+
+
 def test_no_answer_is_preempted_for_a_prompt_that_is_being_read(
     stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
