@@ -47,6 +47,8 @@ class DiskUsage:
       `written_bytes`: of states.
     - `dropped`: files that this process dropped for others. `damaged`: files that could not be
       used. `failed`: states that could not be written.
+    - `bugs`: unexpected exceptions. `is_writing`: False after one of the writer, and for a short
+      time after an error of the folder.
     """
 
     entries: int
@@ -59,6 +61,8 @@ class DiskUsage:
     dropped: int
     damaged: int
     failed: int
+    bugs: int
+    is_writing: bool
 
 
 class DiskCache:
@@ -110,6 +114,8 @@ class DiskCache:
             self.folder.n_dropped,
             self._n_damaged,
             self.writer.n_failed,
+            self.writer.n_bugs,
+            not self.writer.is_paused,
         )
 
     # Saving
@@ -291,7 +297,10 @@ class DiskCache:
         """
         self.loader.end(load)
         if (error := load.future.exception()) is not None:
-            self.writer.report_once(f"saved states cannot be read: {type(error).__name__}: {error}")
+            if isinstance(error, OSError | MemoryError):
+                self.writer.report_once(f"saved states cannot be read: {error}")
+            else:
+                self.writer.report_bug(error, "a saved state was not read")
             return 0
         swapped, ledger = load.future.result(), self.ledger
         if swapped is None or ledger.reusable_prefix(tokens, scope) >= len(swapped.tokens):

@@ -17,6 +17,7 @@ import pytest
 from llmcli import atomic_files
 from llmcli.errors import UserError
 from llmcli.runtime.disk_cache import disk_cache as disk_cache_module
+from llmcli.runtime.disk_cache import state_writer
 from llmcli.runtime.disk_cache.disk_cache import DiskCache
 from llmcli.runtime.engine.waiting_queue import FAIR_PASSES
 from llmcli.runtime.open_disk_cache import open_disk_cache
@@ -476,6 +477,90 @@ def test_a_full_disk_stops_no_answer(stories_gguf: Path, folder: Path) -> None:
     assert len(log) == 1
     assert "states of answers are not saved" in log[0]
     assert not list(folder.glob("*/*.kv")) + list(folder.glob("*/.*.part"))
+
+
+def test_a_bug_of_the_writer_is_told_with_its_trace(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+
+        def fail(*arguments: object) -> bool:
+            raise ZeroDivisionError("injected")
+
+        monkeypatch.setattr(cache.folder, "write", fail)
+        first = ids(answer(runner, PROMPT))
+        save(cache)
+        assert (cache.usage.bugs, cache.usage.failed, cache.usage.is_writing) == (1, 1, False)
+        answer(runner, (9, *PROMPT))
+        cache.flush(60)
+        assert cache.usage.queued_bytes == 0, "nothing is queued for a writer that does not write"
+        assert ids(answer(runner, PROMPT)) == first
+    (line,) = log
+    assert "not saved any more" in line
+    assert "Traceback" in line
+    assert "ZeroDivisionError: injected" in line
+    assert not states(folder)
+
+
+def test_a_bug_of_the_writer_drops_what_is_queued_behind_it(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        is_released = threading.Event()
+
+        def fail(names: object) -> None:
+            assert is_released.wait(60)
+            raise ZeroDivisionError("injected")
+
+        monkeypatch.setattr(cache.folder, "touch", fail)
+        cache.writer.touch(["x"])
+        answer(runner, PROMPT)
+        cache.flush(60)
+        assert cache.usage.queued_bytes > 0
+        is_released.set()
+        save(cache)
+        assert (cache.usage.bugs, cache.usage.failed, cache.usage.queued_bytes) == (1, 1, 0)
+    assert len(log) == 1
+
+
+def test_a_bug_of_the_loader_is_told_and_the_prompt_is_computed(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        with monkeypatch.context() as patch:
+            patch.setattr(cache.index, "matches", lambda *arguments: 1 // 0)
+            found = answer(runner, PROMPT)
+            assert (ids(found), found.disk_tokens, cache.usage.bugs) == (first, 0, 1)
+        assert cache.usage.is_writing
+        save(cache)
+    (line,) = log
+    assert "Traceback" in line
+    assert "ZeroDivisionError" in line
+
+
+def test_writing_goes_on_when_the_disk_has_room_again(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(state_writer, "PAUSE_SECONDS", 0.0)
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        answer(runner, PROMPT)
+        with full_disk(1000):
+            for number in range(2):
+                answer(runner, (3 + number, *PROMPT))
+                cache.flush(60)
+                has_written = threading.Event()
+                cache.writer._queue.put(has_written.set)
+                assert has_written.wait(60)
+        assert len(log) == 1, "told once"
+        answer(runner, (9, *PROMPT))
+        save(cache)
+        assert cache.usage.written_bytes > 0
+        assert not cache.usage.bugs
 
 
 def test_a_read_only_folder_is_read(
