@@ -281,19 +281,23 @@ class DiskCache:
 
     # Loading
 
-    def start_load(self, tokens: Sequence[int], scope: str, n_cached: int) -> Load | None:
+    def start_load(
+        self, tokens: Sequence[int], scope: str, n_cached: int, reads_all: bool = False
+    ) -> Load | None:
         """Start to look for the beginning of a prompt. `tokens`: the prompt without its last token,
-        which is always computed. `n_cached`: tokens of it that the pool has. Return None if too few
-        are missing.
+        which is always computed. `n_cached`: tokens of it that the pool has, which are not read
+        unless `reads_all`. Return None if too few are missing.
         """
         if len(tokens) < n_cached + MIN_LOADED_TOKENS:
             return None
-        return self.loader.start(tokens, scope, n_cached)
+        return self.loader.start(tokens, scope, n_cached, reads_all)
 
-    def restore(self, load: Load, tokens: Sequence[int], scope: str) -> int:
+    def restore(
+        self, load: Load, tokens: Sequence[int], scope: str, named_slot: int | None = None
+    ) -> int:
         """Move what a load has read into an idle slot, if the pool has room. The load must be done,
-        and is ended. Return the length of the beginning that is now in the pool because of it, or
-        0.
+        and is ended. `named_slot`: the slot, if the prompt names one; the load then `reads_all`.
+        Return the length of the beginning that is now in the pool because of it, or 0.
         """
         self.loader.end(load)
         if (error := load.future.exception()) is not None:
@@ -303,12 +307,23 @@ class DiskCache:
                 self.writer.report_bug(error, "a saved state was not read")
             return 0
         swapped, ledger = load.future.result(), self.ledger
-        if swapped is None or ledger.reusable_prefix(tokens, scope) >= len(swapped.tokens):
+        if swapped is None:
+            return 0
+        n_cached = (
+            ledger.reusable_prefix(tokens, scope)
+            if named_slot is None
+            else ledger.slot_prefix(named_slot, tokens, scope)
+        )
+        if n_cached >= len(swapped.tokens):
             return 0
         with ledger.keep_prefix(swapped.tokens[: swapped.start], scope):
             if not ledger.n_idle or swapped.n_cells > ledger.size - ledger.busy_cells:
                 return 0
-            slot = ledger.claim_slot(scope)
+            if named_slot is None:
+                slot = ledger.claim_slot(scope)
+            else:
+                slot = named_slot
+                ledger.claim_named_slot(slot, (), scope)
             is_restored = self.store.swap_in(slot, swapped)
             ledger.release(slot)
         self._read_bytes += len(swapped.state) if is_restored else 0

@@ -12,7 +12,7 @@ from llmcli.runtime.binding.kv_state.state_ranges import (
     join_ranges,
 )
 from llmcli.runtime.disk_cache.entry import Entry
-from llmcli.runtime.disk_cache.entry_index import DiskMatch, EntryIndex
+from llmcli.runtime.disk_cache.entry_index import DiskMatch, EntryIndex, PrefixSearch
 from llmcli.runtime.disk_cache.token_hashes import HashChain
 from llmcli.runtime.kv_cache.checkpoints import Checkpoint
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
@@ -68,14 +68,16 @@ class StateLoader:
         """Return the number of searches that were not ended."""
         return len(self._open)
 
-    def start(self, tokens: Sequence[int], scope: str, n_cached: int) -> Load:
+    def start(
+        self, tokens: Sequence[int], scope: str, n_cached: int, reads_all: bool = False
+    ) -> Load:
         """Look for the state of the longest beginning of a text, and read it. The result is None if
-        there is none that is worth reading. `n_cached`: tokens that the pool has. The caller must
-        `end` the search.
+        there is none that is worth reading. `n_cached`: tokens that the pool has, which are not
+        read unless `reads_all`. The caller must `end` the search.
         """
         load = Load()
         self._open.add(load)
-        self._pool.submit(self._run, load, tuple(tokens), scope, n_cached)
+        self._pool.submit(self._run, load, PrefixSearch(tuple(tokens), scope, n_cached, reads_all))
         return load
 
     def end(self, load: Load) -> None:
@@ -91,26 +93,28 @@ class StateLoader:
             self.end(load)
         self._pool.shutdown()
 
-    def _run(self, load: Load, tokens: tuple[int, ...], scope: str, n_cached: int) -> None:
+    def _run(self, load: Load, search: PrefixSearch) -> None:
         """Search, and hand the result or the error to the engine's thread."""
         try:
-            load.future.set_result(self._load(load, tokens, scope, n_cached))
+            load.future.set_result(self._load(load, search))
         except BaseException as error:  # noqa: BLE001 (the engine's thread reports it)
             load.future.set_exception(error)
         if self.on_loaded is not None:
             self.on_loaded()
 
-    def _load(
-        self, load: Load, tokens: tuple[int, ...], scope: str, n_cached: int
-    ) -> SwappedState | None:
+    def _load(self, load: Load, search: PrefixSearch) -> SwappedState | None:
         if load.is_cancelled:
             return None
         self.index.refresh()
-        chain = HashChain(self.index.folder.digest, scope)
+        chain = HashChain(self.index.folder.digest, search.scope)
         while not load.is_cancelled:
-            matches = self.index.matches(tokens, chain, n_cached, MIN_LOADED_TOKENS)
+            matches = self.index.matches(search, chain, MIN_LOADED_TOKENS)
             match = next(
-                (each for each in matches if self._is_worth(each.length - n_cached, each.nbytes)),
+                (
+                    each
+                    for each in matches
+                    if self._is_worth(each.length - search.n_cached, each.nbytes)
+                ),
                 None,
             )
             if match is None:
@@ -118,7 +122,7 @@ class StateLoader:
             start_time, load.nbytes = time.perf_counter(), match.nbytes
             loaded = None
             try:
-                loaded = self._read(load, match, tokens)
+                loaded = self._read(load, match, search.tokens)
             except MemoryError:
                 return None
             finally:

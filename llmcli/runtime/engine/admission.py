@@ -157,9 +157,10 @@ class Admission:
         nearest = self.history.find_nearest(sequence.tokens, scope) if compares else None
         if slot is not None:
             self.idle_offload.restore_slot(slot)
-        elif not sequence.preemption.state and not sequence.request.score_prompt:
-            self.idle_offload.restore_prefix(sequence.tokens, scope)
-            if self.disk_cache and not self._restore_from_disk(sequence, self.disk_cache):
+        if not sequence.preemption.state and not sequence.request.score_prompt:
+            if slot is None:
+                self.idle_offload.restore_prefix(sequence.tokens, scope)
+            if self.disk_cache and not self._restore_from_disk(sequence, self.disk_cache, slot):
                 return False
         if not self._swap_in(sequence) and not self._claim_slots(sequence):
             return False
@@ -194,32 +195,40 @@ class Admission:
         if loss:
             self.on_prefix_loss(sequence, loss)
 
-    def _restore_from_disk(self, sequence: Sequence, disk_cache: DiskCache) -> bool:
-        """Restore the beginning of a prompt from the disk, once for each sequence. Return False
-        while it is being read.
+    def _restore_from_disk(
+        self, sequence: Sequence, disk_cache: DiskCache, slot: int | None
+    ) -> bool:
+        """Restore the beginning of a prompt from the disk, once for each sequence. `slot`: the slot
+        that it names, which gets all of the beginning. Return False while it is being read.
         """
         tokens, disk_read = sequence.tokens, sequence.disk_read
         if disk_read.is_done:
             return True
-        scope = self._sharing_scope(sequence)
+        scope, ledger = self._sharing_scope(sequence), self.ledger
         if disk_read.load is None:
-            disk_read.n_cached = self.ledger.reusable_prefix(tokens, scope)
-            if self._awaits_load(sequence, scope, disk_cache):
+            disk_read.n_cached = (
+                ledger.reusable_prefix(tokens, scope)
+                if slot is None
+                else ledger.slot_prefix(slot, tokens, scope)
+            )
+            if self._awaits_load(sequence, disk_cache, slot):
                 return False
-            disk_read.load = disk_cache.start_load(tokens[:-1], scope, disk_read.n_cached)
+            disk_read.load = disk_cache.start_load(
+                tokens[:-1], scope, disk_read.n_cached, reads_all=slot is not None
+            )
         if disk_read.load is not None:
             if disk_read.is_loading:
                 return False
-            disk_read.length = disk_cache.restore(disk_read.load, tokens, scope)
+            disk_read.length = disk_cache.restore(disk_read.load, tokens, scope, slot)
         disk_read.load, disk_read.is_done = None, True
         return True
 
-    def _awaits_load(self, sequence: Sequence, scope: str, disk_cache: DiskCache) -> bool:
+    def _awaits_load(self, sequence: Sequence, disk_cache: DiskCache, slot: int | None) -> bool:
         """Return whether a sequence must wait before its beginning is read: a load for another one
         reads the same beginning, or the loads already take all idle slots. The load is recorded in
-        `sequence.disk_read`.
+        `sequence.disk_read`. `slot`: the slot that it names, which shares no beginning.
         """
-        disk_read = sequence.disk_read
+        disk_read, scope = sequence.disk_read, self._sharing_scope(sequence)
         min_length = disk_read.n_cached + MIN_SHARED_PREFIX
         loads = [
             (other, load)
@@ -227,7 +236,7 @@ class Admission:
             if (load := other.disk_read.load) and load.is_running
         ]
         for other, load in loads:
-            is_shared = self._sharing_scope(other) == scope
+            is_shared = slot is None and self._sharing_scope(other) == scope
             if is_shared and _common_length(sequence, other) >= min_length:
                 disk_read.awaited = load
                 return True

@@ -621,6 +621,70 @@ def test_states_that_have_no_parts_are_saved_as_a_whole(name: str, tmp_path: Pat
         assert turn.disk_tokens == len(PROMPT) + len(first) - 1
 
 
+@pytest.mark.parametrize("name", ["mamba", "gemma3", *HYBRIDS])
+def test_two_prompts_extend_one_whole_state_at_once(name: str, tmp_path: Path) -> None:
+    model, folder = make_model(name, tmp_path), tmp_path / "cache"
+    first = fill(model, folder)
+    text = (*PROMPT, *first)
+    with opened(model, tmp_path / "none") as (runner, _):
+        fresh = [ids(answer(runner, (*text, 7 + at, 8))) for at in range(2)]
+    with opened(model, folder) as (runner, _):  # the state is in no slot
+        engine = runner.engine
+        requests = [Request((*text, 7 + at, 8), GREEDY, 4, ignore_eos=True) for at in range(2)]
+        numbers = [engine.submit(request) for request in requests]
+        while engine.is_busy:
+            engine.step()
+        found = [engine.pop_answer(number) for number in numbers]
+        assert {each.slot for each in found} == {0, 1}
+        assert [ids(each) for each in found] == fresh
+        # the second one gets it from the checkpoint of the first
+        assert [each.cached_tokens for each in found] == [len(text) - 1] * 2
+        assert found[0].disk_tokens == len(text) - 1
+
+
+@pytest.mark.parametrize("name", ["mamba", "gemma3", *HYBRIDS])
+def test_the_longest_whole_state_that_a_prompt_extends_is_read(name: str, tmp_path: Path) -> None:
+    model, folder = make_model(name, tmp_path), tmp_path / "cache"
+    fill(model, folder, PROMPT[:60])
+    first = fill(model, folder, PROMPT)
+    fill(model, folder, (*PROMPT, 9, *range(3, 40)))  # it goes on otherwise
+    turn = (*PROMPT, *first, *range(50, 60))
+    with opened(model, tmp_path / "none") as (runner, _):
+        fresh = ids(answer(runner, turn))
+    with opened(model, folder) as (runner, _):
+        found = answer(runner, turn)
+        assert (ids(found), found.disk_tokens) == (fresh, len(PROMPT) + len(first) - 1)
+
+
+@pytest.mark.parametrize("name", ["stories", "mamba", "gemma3"])
+def test_a_named_slot_gets_its_state_from_the_disk(
+    name: str, stories_gguf: Path, tmp_path: Path
+) -> None:
+    model = stories_gguf if name == "stories" else make_model(name, tmp_path)
+    folder = tmp_path / "cache"
+    first = fill(model, folder)
+    turn = (*PROMPT, *first, *range(50, 90))
+    with opened(model, tmp_path / "none") as (runner, _):
+        fresh = ids(answer(runner, turn))
+    with opened(model, folder) as (runner, cache):
+        answer(runner, (*PROMPT[:8], *range(100, 140)))  # another conversation with this beginning
+        for slot in (1, 0):
+            request = Request(turn, GREEDY, 4, ignore_eos=True, slot=slot)
+            reply = runner.reply(request)
+            list(reply)
+            found = reply.answer
+            assert (ids(found), found.slot) == (fresh, slot)
+            assert found.disk_tokens >= N_SAVED - 8
+            assert found.cached_tokens >= N_SAVED
+        n_read = cache.usage.read_bytes
+        longer = (*turn, *fresh, *range(90, 150))
+        request = Request(longer, GREEDY, 4, ignore_eos=True, slot=0)
+        reply = runner.reply(request)
+        list(reply)
+        assert (reply.answer.disk_tokens, reply.answer.cached_tokens) == (0, len(turn) + 3)
+        assert cache.usage.read_bytes == n_read, "nothing is read for what the slot has"
+
+
 def test_a_damaged_whole_state_is_deleted(mamba: Path, folder: Path) -> None:
     first = fill(mamba, folder)
     (path,) = states(folder)
