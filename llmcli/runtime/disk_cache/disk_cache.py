@@ -23,7 +23,7 @@ from llmcli.runtime.binding.kv_state.state_ranges import ForeignLayout, check_ra
 from llmcli.runtime.disk_cache.entry import MAX_ENDS, Entry
 from llmcli.runtime.disk_cache.entry_index import EntryIndex
 from llmcli.runtime.disk_cache.folder import StateFolder
-from llmcli.runtime.disk_cache.state_loader import MIN_LOADED_TOKENS, Load, StateLoader
+from llmcli.runtime.disk_cache.state_loader import MIN_LOADED_TOKENS, StateLoad, StateLoader
 from llmcli.runtime.disk_cache.state_writer import StateWriter, WriteJob
 from llmcli.runtime.disk_cache.token_hashes import BLOCK_TOKENS, HashChain
 from llmcli.runtime.kv_cache.offload_cost import StateCost, is_worth_restoring
@@ -283,7 +283,7 @@ class DiskCache:
 
     def start_load(
         self, tokens: Sequence[int], scope: str, n_cached: int, reads_all: bool = False
-    ) -> Load | None:
+    ) -> StateLoad | None:
         """Start to look for the beginning of a prompt. `tokens`: the prompt without its last token,
         which is always computed. `n_cached`: tokens of it that the pool has, which are not read
         unless `reads_all`. Return None if too few are missing.
@@ -293,7 +293,7 @@ class DiskCache:
         return self.loader.start(tokens, scope, n_cached, reads_all)
 
     def restore(
-        self, load: Load, tokens: Sequence[int], scope: str, named_slot: int | None = None
+        self, load: StateLoad, tokens: Sequence[int], scope: str, named_slot: int | None = None
     ) -> int:
         """Move what a load has read into an idle slot, if the pool has room. The load must be done,
         and is ended. `named_slot`: the slot, if the prompt names one; the load then `reads_all`.

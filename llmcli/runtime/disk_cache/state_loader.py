@@ -22,7 +22,7 @@ MIN_LOADED_TOKENS = 32  # fewer tokens are computed
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class StateLoad:
     """The search for the beginning of a text. `nbytes`: bytes of the states that are being read, or
     are read. `is_cancelled`: its result is not needed any more.
     """
@@ -55,7 +55,7 @@ class StateLoader:
         self._is_worth, self._record, self.by_channel = is_worth, record, by_channel
         # Called on the loader's thread when a search has ended. None: whoever needs a result waits.
         self.on_loaded: Callable[[], None] | None = None
-        self._open: set[Load] = set()  # whose states are not handed over
+        self._open: set[StateLoad] = set()  # whose states are not handed over
         self._pool = ThreadPoolExecutor(1, "llmcli-state-loader")
 
     @property
@@ -70,17 +70,17 @@ class StateLoader:
 
     def start(
         self, tokens: Sequence[int], scope: str, n_cached: int, reads_all: bool = False
-    ) -> Load:
+    ) -> StateLoad:
         """Look for the state of the longest beginning of a text, and read it. The result is None if
         there is none that is worth reading. `n_cached`: tokens that the pool has, which are not
         read unless `reads_all`. The caller must `end` the search.
         """
-        load = Load()
+        load = StateLoad()
         self._open.add(load)
         self._pool.submit(self._run, load, PrefixSearch(tuple(tokens), scope, n_cached, reads_all))
         return load
 
-    def end(self, load: Load) -> None:
+    def end(self, load: StateLoad) -> None:
         """Forget a search, whose state is handed over or not needed. A file that is being read is
         read to its end.
         """
@@ -93,7 +93,7 @@ class StateLoader:
             self.end(load)
         self._pool.shutdown()
 
-    def _run(self, load: Load, search: PrefixSearch) -> None:
+    def _run(self, load: StateLoad, search: PrefixSearch) -> None:
         """Search, and hand the result or the error to the engine's thread."""
         try:
             load.future.set_result(self._load(load, search))
@@ -102,7 +102,7 @@ class StateLoader:
         if self.on_loaded is not None:
             self.on_loaded()
 
-    def _load(self, load: Load, search: PrefixSearch) -> SwappedState | None:
+    def _load(self, load: StateLoad, search: PrefixSearch) -> SwappedState | None:
         if load.is_cancelled:
             return None
         self.index.refresh()
@@ -134,7 +134,9 @@ class StateLoader:
             # one of the entries was dropped or is damaged: it is no longer in the index
         return None
 
-    def _read(self, load: Load, match: DiskMatch, tokens: tuple[int, ...]) -> SwappedState | None:
+    def _read(
+        self, load: StateLoad, match: DiskMatch, tokens: tuple[int, ...]
+    ) -> SwappedState | None:
         """Read the entries of a match. Return None, with one of them removed from the index, if it
         cannot be used, and None if the load is cancelled.
         """

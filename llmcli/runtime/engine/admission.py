@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llmcli.runtime.disk_cache.disk_cache import DiskCache
-from llmcli.runtime.disk_cache.state_loader import Load
+from llmcli.runtime.disk_cache.state_loader import StateLoad
 from llmcli.runtime.engine.scheduler_state import SchedulerState
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
@@ -246,7 +246,7 @@ class Admission:
         return False
 
     @property
-    def loading(self) -> list[Load]:
+    def loading(self) -> list[StateLoad]:
         """Return the running loads for which sequences wait."""
         reads = [sequence.disk_read for sequence in self.state.waiting]
         loads = (load for read in reads for load in (read.load, read.awaited))

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.disk_cache.state_loader import Load
+from llmcli.runtime.disk_cache.state_loader import StateLoad
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.requests.context_overflow import ShortenedText
@@ -121,8 +121,8 @@ class DiskRead:
       of the search.
     """
 
-    load: Load | None = None
-    awaited: Load | None = None
+    load: StateLoad | None = None
+    awaited: StateLoad | None = None
     is_done: bool = False
     n_cached: int = 0
     length: int = 0

@@ -19,6 +19,8 @@ from llmcli.errors import UserError
 from llmcli.runtime.disk_cache import disk_cache as disk_cache_module
 from llmcli.runtime.disk_cache import state_writer
 from llmcli.runtime.disk_cache.disk_cache import DiskCache
+from llmcli.runtime.disk_cache.entry import Entry
+from llmcli.runtime.disk_cache.folder import StateFolder, list_files
 from llmcli.runtime.engine.waiting_queue import FAIR_PASSES
 from llmcli.runtime.open_disk_cache import open_disk_cache
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
@@ -453,6 +455,29 @@ def test_the_least_recently_used_states_are_dropped(stories_gguf: Path, folder: 
     ):
         with opened(stories_gguf, folder, quota) as (runner, _):
             assert answer(runner, prompt).disk_tokens == expected
+
+
+def test_two_writers_stay_within_the_quota(tmp_path: Path) -> None:
+    writers = [StateFolder(tmp_path, {"model": "m"}, 10_000, ()) for _ in range(2)]
+    for writer in writers:
+        writer.open()
+    for number in range(12):
+        entry = Entry("whole", 0, ((16, bytes([number] * 16)),), 2000)
+        assert writers[number % 2].write(entry, range(16), bytes(2000))
+        assert sum(file.nbytes for file in list_files(tmp_path)) <= 10_000
+    assert len(list(list_files(tmp_path))) == 4
+
+
+def test_temporary_files_of_killed_writers_are_deleted_at_the_start(
+    stories_gguf: Path, folder: Path
+) -> None:
+    first = fill(stories_gguf, folder)
+    (path,) = states(folder)
+    leftover = path.parent / f".{path.name}.0123456789abcdef.part"
+    leftover.write_bytes(path.read_bytes()[:-9])
+    with opened(stories_gguf, folder) as (runner, _):
+        assert not leftover.exists()
+        assert ids(answer(runner, PROMPT)) == first
 
 
 def test_a_quota_below_one_state_is_told_once(stories_gguf: Path, folder: Path) -> None:
