@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.api.test_disk_tokens import serve_cached
+
 ROOT = Path(__file__).parents[2]
 PROMPTS = [f"{number} " + "once upon a time there was a little girl. " * 12 for number in range(4)]
 
@@ -139,3 +143,32 @@ def test_a_damaged_folder_is_told_once(stories_gguf: Path, tmp_path: Path) -> No
         process.wait(30)
         assert process.stderr is not None
         assert process.stderr.read().count("a saved state is not used") == 1
+
+
+def test_a_server_answers_others_while_a_state_is_read(
+    stories_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve_cached(stories_gguf, tmp_path) as served:
+        text, _ = ask(served.url, PROMPTS[0])
+    with serve_cached(stories_gguf, tmp_path) as served:
+        cache = served.bridge.runner.engine.scheduler.disk_cache
+        assert cache is not None
+        has_begun, is_released, read = threading.Event(), threading.Event(), cache.folder.read
+
+        def wait(name: str, n_vocab: int) -> Any:
+            has_begun.set()
+            assert is_released.wait(60)
+            return read(name, n_vocab)
+
+        monkeypatch.setattr(cache.folder, "read", wait)
+        found: list[tuple[str, dict[str, int]]] = []
+        reader = threading.Thread(target=lambda: found.append(ask(served.url, PROMPTS[0])))
+        reader.start()
+        assert has_begun.wait(60)
+        assert ask(served.url, "so")[1]["disk"] == 0
+        assert served.bridge.n_open == 1, "the first request still waits"
+        is_released.set()
+        reader.join(60)
+        (again, counts) = found[0]
+        assert again == text
+        assert counts["disk"] >= 128

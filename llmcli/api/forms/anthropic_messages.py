@@ -33,7 +33,12 @@ from llmcli.api.forms import anthropic_blocks
 from llmcli.api.forms.answer_constraint import ResponseFormat
 from llmcli.api.forms.anthropic_blocks import AnswerBlocks, AnthropicMessage, ContentBlock
 from llmcli.api.forms.anthropic_tools import AnthropicTool, AnthropicToolChoice
-from llmcli.api.forms.base import Document, encode_named_events, find_stop_sequence
+from llmcli.api.forms.base import (
+    Document,
+    disk_counts,
+    encode_named_events,
+    find_stop_sequence,
+)
 from llmcli.api.forms.conversation_form import ChatBody, ConversationForm
 from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.requests.request import Answer
@@ -316,6 +321,7 @@ class MessagesForm(ConversationForm):
             "input_tokens": prompt - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
+            **disk_counts([answer] if answer else []),
             "output_tokens": generated,
         }
 

@@ -300,16 +300,23 @@ def token_usage(answers: Sequence[Answer], samples: int = 1) -> Document:
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::samples])
     completion = sum(len(answer.tokens) for answer in answers)
-    from_disk = sum(answer.disk_tokens for answer in answers[::samples])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {
             "cached_tokens": sum(answer.cached_tokens for answer in answers[::samples]),
-            **({"disk_tokens": from_disk} if from_disk else {}),
+            **disk_counts(answers[::samples]),
         },
     }
+
+
+def disk_counts(answers: Sequence[Answer]) -> Document:
+    """Return the field `disk_tokens`: how many of the cached tokens of the prompts were read from
+    the prefix cache on disk. Return no field if none was.
+    """
+    count = sum(answer.disk_tokens for answer in answers)
+    return {"disk_tokens": count} if count else {}
 
 
 def answer_timings(answer: Answer) -> Document:

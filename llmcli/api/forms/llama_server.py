@@ -25,7 +25,7 @@ from llmcli.api.bodies.generation_fields import (
 from llmcli.api.errors import ApiError
 from llmcli.api.forms import infill, logprobs
 from llmcli.api.forms.answer_constraint import ResponseFormat
-from llmcli.api.forms.base import Document, answer_timings, find_stop_sequence
+from llmcli.api.forms.base import Document, answer_timings, disk_counts, find_stop_sequence
 from llmcli.api.forms.logprobs import MAX_NATIVE_ALTERNATIVES
 from llmcli.api.forms.openai_completions import (
     CompletionsBody,
@@ -251,6 +251,7 @@ class LlamaCompletionForm(CompletionsForm):
             "stop_type": stop_type,
             "stopping_word": stop or "",
             "tokens_cached": answer.cached_tokens,
+            **disk_counts([answer]),
             "timings": answer_timings(answer),
         }
         if self.logprobs and not streamed:

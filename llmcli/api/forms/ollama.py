@@ -46,7 +46,7 @@ from llmcli.api.conversation.tool_fields import MAX_TOOLS, ChatTool
 from llmcli.api.conversation.tools import NO_TOOLS, ToolDefinition
 from llmcli.api.errors import ApiError, error_document
 from llmcli.api.forms import infill, logprobs
-from llmcli.api.forms.base import Document, encode_json, finish_reason
+from llmcli.api.forms.base import Document, disk_counts, encode_json, finish_reason
 from llmcli.api.forms.conversation_form import ChatBody, ConversationForm
 from llmcli.api.forms.logprobs import MAX_ALTERNATIVES
 from llmcli.api.forms.openai_completions import check_tokens
@@ -341,6 +341,7 @@ class OllamaChatForm(ConversationForm):
             "total_duration": time.perf_counter_ns() - self._started_ns,
             "load_duration": 0,
             "prompt_eval_count": answer.prompt_tokens,
+            **disk_counts([answer]),
             "prompt_eval_duration": round(answer.prompt_ms * 1e6),
             "eval_count": len(answer.tokens),
             "eval_duration": round(answer.generate_ms * 1e6),

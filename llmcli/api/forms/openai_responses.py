@@ -51,7 +51,14 @@ from llmcli.api.forms.answer_constraint import (
     read_answer_schema,
     read_constraint,
 )
-from llmcli.api.forms.base import ApiForm, Document, encode_named_events, finish_reason, token_usage
+from llmcli.api.forms.base import (
+    ApiForm,
+    Document,
+    disk_counts,
+    encode_named_events,
+    finish_reason,
+    token_usage,
+)
 from llmcli.api.forms.logprobs import MAX_ALTERNATIVES
 from llmcli.api.forms.responses_input import Input, read_conversation
 from llmcli.api.forms.responses_output import ResponseOutput
@@ -396,6 +403,7 @@ class ResponsesForm(ApiForm):
             "total_tokens": counts["total_tokens"],
             "input_tokens_details": {
                 "cached_tokens": answer.cached_tokens,
+                **disk_counts([answer]),
                 "cache_write_tokens": 0,
             },
             "output_tokens_details": {"reasoning_tokens": self.prompt.count_thinking(answer)},

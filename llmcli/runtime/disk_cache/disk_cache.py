@@ -23,7 +23,7 @@ from llmcli.runtime.binding.kv_state.state_ranges import ForeignLayout, check_ra
 from llmcli.runtime.disk_cache.entry import MAX_ENDS, Entry
 from llmcli.runtime.disk_cache.entry_index import EntryIndex
 from llmcli.runtime.disk_cache.folder import StateFolder
-from llmcli.runtime.disk_cache.state_loader import MIN_LOADED_TOKENS, Load, StateLoader
+from llmcli.runtime.disk_cache.state_loader import MIN_LOADED_TOKENS, StateLoad, StateLoader
 from llmcli.runtime.disk_cache.state_writer import StateWriter, WriteJob
 from llmcli.runtime.disk_cache.token_hashes import BLOCK_TOKENS, HashChain
 from llmcli.runtime.kv_cache.offload_cost import StateCost, is_worth_restoring
@@ -47,6 +47,8 @@ class DiskUsage:
       `written_bytes`: of states.
     - `dropped`: files that this process dropped for others. `damaged`: files that could not be
       used. `failed`: states that could not be written.
+    - `bugs`: unexpected exceptions. `is_writing`: False after one of the writer, and for a short
+      time after an error of the folder.
     """
 
     entries: int
@@ -59,6 +61,8 @@ class DiskUsage:
     dropped: int
     damaged: int
     failed: int
+    bugs: int
+    is_writing: bool
 
 
 class DiskCache:
@@ -110,6 +114,8 @@ class DiskCache:
             self.folder.n_dropped,
             self._n_damaged,
             self.writer.n_failed,
+            self.writer.n_bugs,
+            not self.writer.is_paused,
         )
 
     # Saving
@@ -275,30 +281,49 @@ class DiskCache:
 
     # Loading
 
-    def start_load(self, tokens: Sequence[int], scope: str, n_cached: int) -> Load | None:
+    def start_load(
+        self, tokens: Sequence[int], scope: str, n_cached: int, reads_all: bool = False
+    ) -> StateLoad | None:
         """Start to look for the beginning of a prompt. `tokens`: the prompt without its last token,
-        which is always computed. `n_cached`: tokens of it that the pool has. Return None if too few
-        are missing.
+        which is always computed. `n_cached`: tokens of it that the pool has, which are not read
+        unless `reads_all`. Return None if too few are missing.
         """
         if len(tokens) < n_cached + MIN_LOADED_TOKENS:
             return None
-        return self.loader.start(tokens, scope, n_cached)
+        return self.loader.start(tokens, scope, n_cached, reads_all)
 
-    def restore(self, load: Load, tokens: Sequence[int], scope: str) -> int:
-        """Move what a load has read into an idle slot, if the pool has room. Wait for the load if it
-        is not done. Return the length of the beginning that is now in the pool because of it, or 0.
+    def restore(
+        self, load: StateLoad, tokens: Sequence[int], scope: str, named_slot: int | None = None
+    ) -> int:
+        """Move what a load has read into an idle slot, if the pool has room. The load must be done,
+        and is ended. `named_slot`: the slot, if the prompt names one; the load then `reads_all`.
+        Return the length of the beginning that is now in the pool because of it, or 0.
         """
-        if load.exception() is not None:
-            error = load.exception()
-            self.writer.report_once(f"saved states cannot be read: {type(error).__name__}: {error}")
+        self.loader.end(load)
+        if (error := load.future.exception()) is not None:
+            if isinstance(error, OSError | MemoryError):
+                self.writer.report_once(f"saved states cannot be read: {error}")
+            else:
+                self.writer.report_bug(error, "a saved state was not read")
             return 0
-        swapped, ledger = load.result(), self.ledger
-        if swapped is None or ledger.reusable_prefix(tokens, scope) >= len(swapped.tokens):
+        swapped, ledger = load.future.result(), self.ledger
+        if swapped is None:
+            return 0
+        n_cached = (
+            ledger.reusable_prefix(tokens, scope)
+            if named_slot is None
+            else ledger.slot_prefix(named_slot, tokens, scope)
+        )
+        if n_cached >= len(swapped.tokens):
             return 0
         with ledger.keep_prefix(swapped.tokens[: swapped.start], scope):
             if not ledger.n_idle or swapped.n_cells > ledger.size - ledger.busy_cells:
                 return 0
-            slot = ledger.claim_slot(scope)
+            if named_slot is None:
+                slot = ledger.claim_slot(scope)
+            else:
+                slot = named_slot
+                ledger.claim_named_slot(slot, (), scope)
             is_restored = self.store.swap_in(slot, swapped)
             ledger.release(slot)
         self._read_bytes += len(swapped.state) if is_restored else 0

@@ -13,6 +13,18 @@ from llmcli.runtime.state_file_format import UnusableState
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSearch:
+    """A text whose beginning is looked for: its tokens and its scope. `n_cached`: tokens that the
+    pool has, which are not read unless `reads_all`.
+    """
+
+    tokens: tuple[int, ...]
+    scope: str
+    n_cached: int
+    reads_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DiskMatch:
     """Entries that together have the state of the first `length` tokens of a text, from the token
     `start` on. The entries are in the order of the text.
@@ -125,25 +137,25 @@ class EntryIndex:
                 dict.fromkeys(found.name for each in digests if (found := self._cells.get(each)))
             )
 
-    def matches(
-        self, tokens: Sequence[int], chain: HashChain, n_cached: int, min_tokens: int
-    ) -> list[DiskMatch]:
+    def matches(self, search: PrefixSearch, chain: HashChain, min_tokens: int) -> list[DiskMatch]:
         """Return the entries with the beginning of a text, the longest beginning first: parts that
-        follow the `n_cached` tokens that the pool has, and whole states. Each saves at least
-        `min_tokens` tokens.
+        follow the tokens that the pool has, and whole states. Each saves at least `min_tokens`
+        tokens. `chain`: the hashes of its scope.
         """
+        tokens, min_length = search.tokens, search.n_cached + min_tokens
+        start = 0 if search.reads_all else search.n_cached
         hashes = chain.blocks(tokens)
         found: list[DiskMatch] = []
         with self._lock:
-            end = n_cached // BLOCK_TOKENS
+            end = start // BLOCK_TOKENS
             parts: dict[str, Entry] = {}
             while end < len(hashes) and (entry := self._cells.get(hashes[end])):
                 parts[entry.name] = entry
                 end += 1
-            if BLOCK_TOKENS * end >= n_cached + min_tokens:
-                found.append(DiskMatch(n_cached, BLOCK_TOKENS * end, tuple(parts.values())))
+            if BLOCK_TOKENS * end >= min_length:
+                found.append(DiskMatch(start, BLOCK_TOKENS * end, tuple(parts.values())))
             for length in self._lengths:
-                if n_cached + min_tokens <= length <= len(tokens) and (
+                if min_length <= length <= len(tokens) and (
                     whole := self._whole.get(chain.prefix(tokens, length))
                 ):
                     found.append(DiskMatch(0, length, (whole,)))

@@ -3,7 +3,8 @@ entry is a file. Several processes may use the folder at once.
 
 - A file is written under a temporary name and renamed, so that readers see all of it or nothing.
 - The lock file is held while a file is written and old ones are dropped for it. The bytes of all
-  models together stay within the quota. Readers need no lock: a file that is dropped while it is
+  models together stay within the quota. Each writer sets the time of the root folder, by which
+  another one sees that its own count of the bytes is out of date. Readers need no lock: a file that is dropped while it is
   read stays readable.
 - The least recently used files are dropped first. When a text is used, its later parts are marked
   as slightly older than its earlier ones, because they are of no use without them.
@@ -80,10 +81,11 @@ class StateFolder:
         self.digest = world_digest(world)
         self.path = root / self.digest
         self.used_bytes = self.n_dropped = 0
-        self._scanned_at = -SCAN_SECONDS
+        self._scanned_at, self._changed_ns = -SCAN_SECONDS, -1
 
     def open(self) -> None:
-        """Make the folder, measure it, and record where the model is.
+        """Make the folder, measure it, record where the model is, and delete temporary files of
+        killed writers.
 
         Raises UserError if the folder cannot be written. What is in it can be read nevertheless.
         """
@@ -93,6 +95,7 @@ class StateFolder:
         make_private_folder(self.path)
         with file_lock.hold_lock(self.root / LOCK_NAME, seconds=LOCK_SECONDS) as is_locked:
             if is_locked:
+                self._delete_leftovers()
                 _record_model(self.path, self.world, self.model_files)
 
     def list_names(self) -> set[str]:
@@ -165,13 +168,12 @@ class StateFolder:
 
     def _make_room(self, nbytes: int) -> None:
         """Drop the least recently used files until `nbytes` more bytes fit. The lock must be held."""
-        is_recent = time.monotonic() - self._scanned_at < SCAN_SECONDS
+        is_recent = time.monotonic() - self._scanned_at < SCAN_SECONDS and self._is_unchanged()
+        self._mark_change()
         if is_recent and self.used_bytes + nbytes < ROOMY_SHARE * self.max_bytes:
             return
         files = self._measure()
-        for path in find_leftovers(self.root):  # no process writes while this one has the lock
-            with suppress(OSError):
-                path.unlink()
+        self._delete_leftovers()
         for file in sorted(files, key=lambda file: file.used_ns):
             if self.used_bytes + nbytes <= self.max_bytes:
                 return
@@ -181,6 +183,27 @@ class StateFolder:
                 raise write_error(file.path, error) from None
             self.n_dropped += 1
             self.used_bytes -= file.nbytes
+
+    def _is_unchanged(self) -> bool:
+        """Return whether no other process has written since this one did."""
+        try:
+            return self.root.stat().st_mtime_ns == self._changed_ns
+        except OSError:
+            return False
+
+    def _mark_change(self) -> None:
+        """Show other processes that this one writes now. The lock must be held."""
+        self._changed_ns = -1
+        with suppress(OSError):
+            now = time.time_ns()  # finer than the clock of the file system
+            os.utime(self.root, ns=(now, now))
+            self._changed_ns = self.root.stat().st_mtime_ns
+
+    def _delete_leftovers(self) -> None:
+        """Delete temporary files of killed writers. The lock must be held: no process writes."""
+        with suppress(OSError):
+            for path in find_leftovers(self.root):
+                path.unlink(missing_ok=True)
 
     def _measure(self) -> list[FoundEntry]:
         """Return the files of all models, and record their bytes."""

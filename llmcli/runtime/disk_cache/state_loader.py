@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from llmcli.runtime.binding.kv_state.state_ranges import (
     CellRange,
@@ -11,14 +12,29 @@ from llmcli.runtime.binding.kv_state.state_ranges import (
     join_ranges,
 )
 from llmcli.runtime.disk_cache.entry import Entry
-from llmcli.runtime.disk_cache.entry_index import DiskMatch, EntryIndex
+from llmcli.runtime.disk_cache.entry_index import DiskMatch, EntryIndex, PrefixSearch
 from llmcli.runtime.disk_cache.token_hashes import HashChain
 from llmcli.runtime.kv_cache.checkpoints import Checkpoint
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.state_file_format import StateBody, UnusableState
 
 MIN_LOADED_TOKENS = 32  # fewer tokens are computed
-Load = Future[SwappedState | None]
+
+
+@dataclass(slots=True, eq=False)
+class StateLoad:
+    """The search for the beginning of a text. `nbytes`: bytes of the states that are being read, or
+    are read. `is_cancelled`: its result is not needed any more.
+    """
+
+    future: Future[SwappedState | None] = field(default_factory=Future)
+    nbytes: int = 0
+    is_cancelled: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the search has no result yet."""
+        return not self.future.done()
 
 
 class StateLoader:
@@ -37,50 +53,98 @@ class StateLoader:
     ) -> None:
         self.index, self._n_vocab = index, n_vocab
         self._is_worth, self._record, self.by_channel = is_worth, record, by_channel
-        self.nbytes = 0  # of the states that are being read
+        # Called on the loader's thread when a search has ended. None: whoever needs a result waits.
+        self.on_loaded: Callable[[], None] | None = None
+        self._open: set[StateLoad] = set()  # whose states are not handed over
         self._pool = ThreadPoolExecutor(1, "llmcli-state-loader")
 
-    def start(self, tokens: Sequence[int], scope: str, n_cached: int) -> Load:
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the states that are being read, or wait to be restored."""
+        return sum(load.nbytes for load in tuple(self._open))
+
+    @property
+    def n_open(self) -> int:
+        """Return the number of searches that were not ended."""
+        return len(self._open)
+
+    def start(
+        self, tokens: Sequence[int], scope: str, n_cached: int, reads_all: bool = False
+    ) -> StateLoad:
         """Look for the state of the longest beginning of a text, and read it. The result is None if
-        there is none that is worth reading. `n_cached`: tokens that the pool has.
+        there is none that is worth reading. `n_cached`: tokens that the pool has, which are not
+        read unless `reads_all`. The caller must `end` the search.
         """
-        return self._pool.submit(self._load, tuple(tokens), scope, n_cached)
+        load = StateLoad()
+        self._open.add(load)
+        self._pool.submit(self._run, load, PrefixSearch(tuple(tokens), scope, n_cached, reads_all))
+        return load
+
+    def end(self, load: StateLoad) -> None:
+        """Forget a search, whose state is handed over or not needed. A file that is being read is
+        read to its end.
+        """
+        load.is_cancelled = True
+        self._open.discard(load)
 
     def close(self) -> None:
         """End the thread."""
-        self._pool.shutdown(cancel_futures=True)
+        for load in tuple(self._open):
+            self.end(load)
+        self._pool.shutdown()
 
-    def _load(self, tokens: tuple[int, ...], scope: str, n_cached: int) -> SwappedState | None:
+    def _run(self, load: StateLoad, search: PrefixSearch) -> None:
+        """Search, and hand the result or the error to the engine's thread."""
+        try:
+            load.future.set_result(self._load(load, search))
+        except BaseException as error:  # noqa: BLE001 (the engine's thread reports it)
+            load.future.set_exception(error)
+        if self.on_loaded is not None:
+            self.on_loaded()
+
+    def _load(self, load: StateLoad, search: PrefixSearch) -> SwappedState | None:
+        if load.is_cancelled:
+            return None
         self.index.refresh()
-        chain = HashChain(self.index.folder.digest, scope)
-        while True:
-            matches = self.index.matches(tokens, chain, n_cached, MIN_LOADED_TOKENS)
+        chain = HashChain(self.index.folder.digest, search.scope)
+        while not load.is_cancelled:
+            matches = self.index.matches(search, chain, MIN_LOADED_TOKENS)
             match = next(
-                (each for each in matches if self._is_worth(each.length - n_cached, each.nbytes)),
+                (
+                    each
+                    for each in matches
+                    if self._is_worth(each.length - search.n_cached, each.nbytes)
+                ),
                 None,
             )
             if match is None:
                 return None
-            start_time, self.nbytes = time.perf_counter(), match.nbytes
+            start_time, load.nbytes = time.perf_counter(), match.nbytes
+            loaded = None
             try:
-                loaded = self._read(match, tokens)
+                loaded = self._read(load, match, search.tokens)
             except MemoryError:
                 return None
             finally:
-                self.nbytes = 0
+                load.nbytes = len(loaded.state) if loaded else 0
             if loaded is not None:
                 self._record(match.nbytes, time.perf_counter() - start_time)
                 self.index.folder.touch(entry.name for entry in match.entries)
                 return loaded
             # one of the entries was dropped or is damaged: it is no longer in the index
+        return None
 
-    def _read(self, match: DiskMatch, tokens: tuple[int, ...]) -> SwappedState | None:
+    def _read(
+        self, load: StateLoad, match: DiskMatch, tokens: tuple[int, ...]
+    ) -> SwappedState | None:
         """Read the entries of a match. Return None, with one of them removed from the index, if it
-        cannot be used.
+        cannot be used, and None if the load is cancelled.
         """
         ranges: list[CellRange] = []
         at = match.start
         for found in match.entries:
+            if load.is_cancelled:
+                return None
             try:
                 entry, body = self.index.folder.read(found.name, self._n_vocab)
                 end = min(entry.end, match.length)

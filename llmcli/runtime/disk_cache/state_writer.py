@@ -1,9 +1,13 @@
 """The thread that writes entries of the prefix cache. The queue before it is bounded in bytes by its
 user, who asks for `nbytes`.
+
+An error of the operating system pauses the writing. An unexpected exception, a bug, ends it for
+good and is reported with its traceback: what the folder then has may be wrong.
 """
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -39,7 +43,8 @@ class StateWriter:
         report: Callable[[str], None],
     ) -> None:
         self.folder, self._on_written, self._report = folder, on_written, report
-        self.nbytes = self.written_bytes = self.n_written = self.n_failed = 0
+        self.nbytes = self.written_bytes = self.n_written = self.n_failed = self.n_bugs = 0
+        self._is_broken = False
         self._reported: set[str] = set()
         self._paused_until = 0.0
         self._lock = threading.Lock()
@@ -49,8 +54,10 @@ class StateWriter:
 
     @property
     def is_paused(self) -> bool:
-        """Return whether the folder could not be written a short time ago."""
-        return time.monotonic() < self._paused_until
+        """Return whether nothing is written: the folder could not be written a short time ago, or a
+        bug has ended the writing.
+        """
+        return self._is_broken or time.monotonic() < self._paused_until
 
     def enqueue(self, job: WriteJob) -> None:
         """Queue an entry. The call does not wait."""
@@ -68,9 +75,14 @@ class StateWriter:
         self._thread.join(seconds)
 
     def pause(self, reason: str) -> None:
-        """Write nothing for a while, and report the reason unless it was reported before."""
+        """Write nothing for a while, and report the reason unless it was reported before, also for
+        another file.
+        """
         self._paused_until = time.monotonic() + PAUSE_SECONDS
-        self.report_once(f"{reason}; states of answers are not saved until this works again")
+        self.report_once(
+            f"{reason}; states of answers are not saved until this works again",
+            reason.rpartition(": ")[2],
+        )
 
     def report_once(self, text: str, topic: str = "") -> None:
         """Report a text, unless one on the same topic was reported. The default topic is the text."""
@@ -78,9 +90,25 @@ class StateWriter:
             self._reported.add(topic or text)
             self._report(text)
 
+    def report_bug(self, error: BaseException, consequence: str) -> None:
+        """Count an unexpected exception, and report it with its traceback, unless an equal one was
+        reported. `consequence`: what the cache does not do because of it.
+        """
+        with self._lock:
+            self.n_bugs += 1
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        self.report_once(
+            f"a bug in the prefix cache on disk: {consequence}\n{trace}",
+            f"bug: {type(error).__name__}: {error}",
+        )
+
     def _run(self) -> None:
         while (action := self._queue.get()) is not None:
-            action()
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 (it is reported; later states are counted as failed)
+                self._is_broken = True
+                self.report_bug(error, "states are not saved any more until the next start")
 
     def _write(self, job: WriteJob) -> None:
         is_written = False

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llmcli.runtime.disk_cache.disk_cache import DiskCache
+from llmcli.runtime.disk_cache.state_loader import StateLoad
 from llmcli.runtime.engine.scheduler_state import SchedulerState
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
@@ -61,6 +62,7 @@ class Admission:
                 sequence
                 for sequence in state.waiting.in_order(state.n_passes, state.running.values())
                 if sequence.id not in tried_ids
+                and not sequence.disk_read.is_loading
                 and not (has_foreground and sequence.request.is_background)
                 and not self._waits_for_prefix(sequence)
             )
@@ -70,6 +72,8 @@ class Admission:
             if self._admit(first):
                 if self._must_clear_pool(first):
                     self.idle_offload.clear_pool()
+                continue
+            if first.disk_read.is_loading:
                 continue
             tried_ids.add(first.id)
             is_starving = state.n_passes - first.preemption.waiting_since > STARVATION_PASSES
@@ -146,16 +150,17 @@ class Admission:
         if slot is not None and self.ledger.is_busy(slot):
             return False
         # before a state is restored, which would be in vain for a sequence that must wait
-        if self._waits_for_disk(sequence) or not self._fits(sequence):
+        if sequence.disk_read.is_loading or not self._fits(sequence):
             return False
         compares = self.on_prefix_loss is not None and not sequence.preemption.count
         scope = self._sharing_scope(sequence)
         nearest = self.history.find_nearest(sequence.tokens, scope) if compares else None
         if slot is not None:
             self.idle_offload.restore_slot(slot)
-        elif not sequence.preemption.state and not sequence.request.score_prompt:
-            self.idle_offload.restore_prefix(sequence.tokens, scope)
-            if self.disk_cache and not self._restore_from_disk(sequence, self.disk_cache):
+        if not sequence.preemption.state and not sequence.request.score_prompt:
+            if slot is None:
+                self.idle_offload.restore_prefix(sequence.tokens, scope)
+            if self.disk_cache and not self._restore_from_disk(sequence, self.disk_cache, slot):
                 return False
         if not self._swap_in(sequence) and not self._claim_slots(sequence):
             return False
@@ -190,27 +195,68 @@ class Admission:
         if loss:
             self.on_prefix_loss(sequence, loss)
 
-    def _restore_from_disk(self, sequence: Sequence, disk_cache: DiskCache) -> bool:
-        """Restore the beginning of a prompt from the disk, once for each sequence. Return False
-        while it is being read and other answers run; without these, wait for it.
+    def _restore_from_disk(
+        self, sequence: Sequence, disk_cache: DiskCache, slot: int | None
+    ) -> bool:
+        """Restore the beginning of a prompt from the disk, once for each sequence. `slot`: the slot
+        that it names, which gets all of the beginning. Return False while it is being read.
         """
         tokens, disk_read = sequence.tokens, sequence.disk_read
         if disk_read.is_done:
             return True
-        scope = self._sharing_scope(sequence)
+        scope, ledger = self._sharing_scope(sequence), self.ledger
         if disk_read.load is None:
-            disk_read.n_cached = self.ledger.reusable_prefix(tokens, scope)
-            disk_read.load = disk_cache.start_load(tokens[:-1], scope, disk_read.n_cached)
-        if disk_read.load is not None:
-            if self._waits_for_disk(sequence):
+            disk_read.n_cached = (
+                ledger.reusable_prefix(tokens, scope)
+                if slot is None
+                else ledger.slot_prefix(slot, tokens, scope)
+            )
+            if self._awaits_load(sequence, disk_cache, slot):
                 return False
-            disk_read.length = disk_cache.restore(disk_read.load, tokens, scope)
+            disk_read.load = disk_cache.start_load(
+                tokens[:-1], scope, disk_read.n_cached, reads_all=slot is not None
+            )
+        if disk_read.load is not None:
+            if disk_read.is_loading:
+                return False
+            disk_read.length = disk_cache.restore(disk_read.load, tokens, scope, slot)
         disk_read.load, disk_read.is_done = None, True
         return True
 
-    def _waits_for_disk(self, sequence: Sequence) -> bool:
-        """Return whether the beginning of a prompt is being read while other answers run."""
-        return bool(self.state.running) and sequence.disk_read.is_loading
+    def _awaits_load(self, sequence: Sequence, disk_cache: DiskCache, slot: int | None) -> bool:
+        """Return whether a sequence must wait before its beginning is read: a load for another one
+        reads the same beginning, or the loads already take all idle slots. The load is recorded in
+        `sequence.disk_read`. `slot`: the slot that it names, which shares no beginning.
+        """
+        disk_read, scope = sequence.disk_read, self._sharing_scope(sequence)
+        min_length = disk_read.n_cached + MIN_SHARED_PREFIX
+        loads = [
+            (other, load)
+            for other in self.state.waiting
+            if (load := other.disk_read.load) and load.is_running
+        ]
+        for other, load in loads:
+            is_shared = slot is None and self._sharing_scope(other) == scope
+            if is_shared and _common_length(sequence, other) >= min_length:
+                disk_read.awaited = load
+                return True
+        if loads and disk_cache.loader.n_open >= self.ledger.n_idle:
+            disk_read.awaited = loads[0][1]
+            return True
+        return False
+
+    @property
+    def loading(self) -> list[StateLoad]:
+        """Return the running loads for which sequences wait."""
+        reads = [sequence.disk_read for sequence in self.state.waiting]
+        loads = (load for read in reads for load in (read.load, read.awaited))
+        return [load for load in loads if load is not None and load.is_running]
+
+    def end_load(self, sequence: Sequence) -> None:
+        """End the load of a sequence that is over before it has begun."""
+        if self.disk_cache and sequence.disk_read.load is not None:
+            self.disk_cache.loader.end(sequence.disk_read.load)
+            sequence.disk_read.load = None
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Restore the stored state of a preempted sequence. Return False when it has none or it

@@ -9,6 +9,7 @@ events of the new tokens. The engine computes logits; the strategy of each reque
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Protocol
 
 from llmcli.errors import UserError
@@ -123,6 +124,15 @@ class Engine:
         is to be computed.
         """
         return self.scheduler.is_steady
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Return whether a step would do nothing until the beginning of a prompt is read from the
+        disk. Right after a step only: a new request may be computed at once.
+        """
+        return self.scheduler.waits_for_disk and not any(
+            sequence.is_cancelled for sequence in self._live.values()
+        )
 
     @property
     def stats(self) -> EngineLoad:
@@ -303,6 +313,7 @@ class Engine:
         if plan is None:
             plan = self._schedule_pass(events)
             if not plan.tokens:
+                self._wait_for_disk()
                 return events
             self._current_pass = plan
             # cancelled after the pass was planned, but before it could be interrupted
@@ -374,6 +385,15 @@ class Engine:
             if too_long is None:
                 return plan
             events.append(self._close(too_long, "context_full"))
+
+    def _wait_for_disk(self) -> None:
+        """If there is nothing to do until the beginning of a prompt is read from the disk, wait,
+        unless the caller of `step` is woken then.
+        """
+        admission = self.scheduler.admission
+        disk_cache = admission.disk_cache
+        if disk_cache and disk_cache.loader.on_loaded is None and self.waits_for_disk:
+            wait([load.future for load in admission.loading], return_when=FIRST_COMPLETED)
 
     def _compute(self, plan: ForwardPass, is_scheduled: bool) -> SequenceOf[RowLogits]:
         """Compute a pass, and return its rows of logits. A pass that the prefill context should

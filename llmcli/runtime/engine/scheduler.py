@@ -83,6 +83,11 @@ class Scheduler:
         """
         return not self.waiting and not any(map(is_long, self.running.values()))
 
+    @property
+    def waits_for_disk(self) -> bool:
+        """Return whether nothing runs, and the beginning of a waiting prompt is being read."""
+        return not self.running and bool(self.admission.loading)
+
     def add(self, sequence: Sequence) -> None:
         """Add a sequence to the waiting queue."""
         sequence.match, sequence.common_lengths = PrefixMatch(), {}  # its tokens may be new
@@ -100,6 +105,7 @@ class Scheduler:
                 self.disk_cache.note_end(sequence.slot)
             return
         self.waiting.remove(sequence, self.state.n_passes)
+        self.admission.end_load(sequence)
         if sequence.preemption.state:
             self.swap.drop(sequence.preemption.state)
 

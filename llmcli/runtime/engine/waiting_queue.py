@@ -44,9 +44,15 @@ class WaitingQueue:
 
     @property
     def has_foreground(self) -> bool:
-        """Return whether a request waits for which background requests must give way."""
+        """Return whether a request waits for which background requests must give way. One whose
+        beginning is being read from the disk needs no slot yet.
+        """
         return any(
-            not (sequence.request.is_background or sequence.waits_for_prefix)
+            not (
+                sequence.request.is_background
+                or sequence.waits_for_prefix
+                or sequence.disk_read.is_loading
+            )
             for sequence in self._sequences
         )
 

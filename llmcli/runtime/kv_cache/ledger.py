@@ -173,14 +173,17 @@ class Ledger:
         slots are not shared.
         """
         assert self.keeps_idle and not self._slots.is_busy[slot], slot
-        length = 0
-        if self.scopes[slot] == scope:
-            length = common_prefix(self.tokens[slot], tokens[:-1])
-            length = length if self.can_fork else self._reusable_length(slot, length)
-        length = self._map.trim(slot, length)
+        length = self._map.trim(slot, self.slot_prefix(slot, tokens, scope))
         self.take_checkpoint(slot)
         self._claim(slot, scope)
         return length
+
+    def slot_prefix(self, slot: int, tokens: Sequence[int], scope: str = "") -> int:
+        """Return how many tokens of a prompt, without its last, a certain idle slot has for it."""
+        if self.scopes[slot] != scope:
+            return 0
+        length = common_prefix(self.tokens[slot], tokens[:-1])
+        return length if self.can_fork else self._reusable_length(slot, length)
 
     def is_busy(self, slot: int) -> bool:
         """Return whether an answer runs in a slot."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.disk_cache.state_loader import Load
+from llmcli.runtime.disk_cache.state_loader import StateLoad
 from llmcli.runtime.kv_cache.context_protocols import SwappedState
 from llmcli.runtime.kv_cache.prefix_match import PrefixMatch
 from llmcli.runtime.requests.context_overflow import ShortenedText
@@ -116,19 +116,21 @@ class DiskRead:
     """The search for the beginning of a prompt on the disk (disk_cache/), which is made once.
 
     - `load`: the running search; None before it and after it. `is_done`: whether it has ended.
+    - `awaited`: the search of another prompt with a common beginning, after which this one starts.
     - `n_cached`: tokens of the prompt that the pool had before. `length`: tokens that it has because
       of the search.
     """
 
-    load: Load | None = None
+    load: StateLoad | None = None
+    awaited: StateLoad | None = None
     is_done: bool = False
     n_cached: int = 0
     length: int = 0
 
     @property
     def is_loading(self) -> bool:
-        """Return whether the search is running."""
-        return self.load is not None and not self.load.done()
+        """Return whether the search, or the one before it, is running."""
+        return any(load is not None and load.is_running for load in (self.load, self.awaited))
 
 
 @dataclass(slots=True, eq=False)

@@ -169,7 +169,7 @@ class EngineBridge:
         self.losses = LossReports(self.log, runner.model.piece)
         runner.engine.scheduler.admission.on_prefix_loss = self.losses.add
         if disk_cache := runner.engine.scheduler.disk_cache:
-            disk_cache.on_room = partial(self._put, lambda: None)
+            disk_cache.on_room = disk_cache.loader.on_loaded = partial(self._put, lambda: None)
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
         self._thread.start()
 
@@ -334,18 +334,22 @@ class EngineBridge:
         """Alternate between the functions in the queue and steps of the engine; without either,
         wait.
         """
-        engine = self.runner.engine
+        engine, waits_for_disk = self.runner.engine, False
         while not self._ended:
             if not self._inbox.empty():
                 self._batcher.flush()  # the next step may be long because of a new prompt
-            while not self._inbox.empty() or not (engine.is_busy or self._ended):
+            while not self._inbox.empty() or not (
+                (engine.is_busy and not waits_for_disk) or self._ended
+            ):
                 while self._inbox.empty() and self._save_state_part(is_idle=True):
                     pass
                 self._run_next()
+                waits_for_disk = False
                 self._notify_idle()  # the function may have ended the last answer
             if engine.is_busy and not self._ended:
                 self._watch.begin()
                 self._step()
+                waits_for_disk = engine.waits_for_disk
                 if self._inbox.empty():
                     self._save_state_part(is_idle=not engine.is_busy)
             self._notify_idle()

@@ -101,12 +101,14 @@ DISK_COUNTERS: tuple[tuple[str, str, Callable[[DiskUsage], int]], ...] = (
     ("disk_cache_dropped_files", "Files dropped for others.", lambda disk: disk.dropped),
     ("disk_cache_damaged_files", "Files that could not be used.", lambda disk: disk.damaged),
     ("disk_cache_failed_writes", "States that were not written.", lambda disk: disk.failed),
+    ("disk_cache_bugs", "Unexpected exceptions of the cache on disk.", lambda disk: disk.bugs),
 )
 DISK_GAUGES: tuple[tuple[str, str, Callable[[DiskUsage], int]], ...] = (
     ("disk_cache_bytes", "Bytes of the files of all models.", lambda disk: disk.used_bytes),
     ("disk_cache_max_bytes", "Largest number of these bytes.", lambda disk: disk.max_bytes),
     ("disk_cache_files", "Files of this model.", lambda disk: disk.entries),
     ("disk_cache_queued_bytes", "Bytes that wait to be written.", lambda disk: disk.queued_bytes),
+    ("disk_cache_writing", "1 if states can be written.", lambda disk: int(disk.is_writing)),
 )
 
 

@@ -288,10 +288,11 @@ class GrpcService:
                     )
                 )
         if usage := chunk.get("usage"):
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            details = usage.get("prompt_tokens_details") or {}
             counts = self._message_classes["Usage"](
                 prompt_tokens=usage["prompt_tokens"],
-                cached_tokens=cached,
+                cached_tokens=details.get("cached_tokens", 0),
+                disk_tokens=details.get("disk_tokens", 0),
                 completion_tokens=usage["completion_tokens"],
             )
             messages.append(response_class(usage=counts))

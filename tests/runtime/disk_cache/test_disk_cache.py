@@ -17,7 +17,10 @@ import pytest
 from llmcli import atomic_files
 from llmcli.errors import UserError
 from llmcli.runtime.disk_cache import disk_cache as disk_cache_module
+from llmcli.runtime.disk_cache import state_writer
 from llmcli.runtime.disk_cache.disk_cache import DiskCache
+from llmcli.runtime.disk_cache.entry import Entry
+from llmcli.runtime.disk_cache.folder import StateFolder, list_files
 from llmcli.runtime.engine.waiting_queue import FAIR_PASSES
 from llmcli.runtime.open_disk_cache import open_disk_cache
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
@@ -185,6 +188,82 @@ def test_running_answers_do_not_wait_for_a_state(
         found = engine.pop_answer(reading)
         assert (ids(found), found.disk_tokens) == (first, N_SAVED)
         assert n_compared == 3, "once for each admission, and before the file was read"
+
+
+class HeldReads:
+    """Reads of a cache that wait until they are released, and count."""
+
+    def __init__(self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.has_begun, self.is_released = threading.Event(), threading.Event()
+        read = cache.folder.read
+
+        def wait(name: str, n_vocab: int) -> object:
+            self.names.append(name)
+            self.has_begun.set()
+            assert self.is_released.wait(60)
+            return read(name, n_vocab)
+
+        monkeypatch.setattr(cache.folder, "read", wait)
+        # as in a server, whose engine does not wait for the disk
+        monkeypatch.setattr(cache.loader, "on_loaded", lambda: None)
+
+
+def test_a_request_that_needs_no_file_overtakes_one_that_is_read(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        reading = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
+        assert engine.step() == []
+        assert engine.waits_for_disk
+        short = engine.submit(Request((5, 6, 7), GREEDY, 3, ignore_eos=True))
+        events = [event for _ in range(5) for event in engine.step()]
+        assert {event.sequence for event in events} == {short}
+        assert events[-1].finish == "length"
+        held.is_released.set()
+        while engine.is_busy:
+            engine.step()
+        found = engine.pop_answer(reading)
+        assert (ids(found), found.disk_tokens) == (first, N_SAVED)
+        assert not engine.waits_for_disk
+
+
+def test_a_request_that_is_cancelled_while_it_is_read_ends_at_once(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        reading = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
+        engine.step()
+        assert held.has_begun.wait(60)
+        engine.cancel(reading)
+        assert not engine.waits_for_disk, "a step ends it"
+        (event,) = engine.step()
+        assert (event.sequence, event.finish) == (reading, "cancelled")
+        assert engine.ledger.n_idle == 2
+        assert cache.loader.nbytes == 0, "its bytes count no longer"
+        held.is_released.set()
+    assert len(held.names) == 1
+
+
+def test_equal_beginnings_are_read_once(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder, slots=4, ctx_size=2048) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        request = Request(PROMPT, GREEDY, 4, ignore_eos=True)
+        numbers = [*engine.submit_samples(request, 2), engine.submit(request)]
+        for _ in range(3):
+            assert engine.step() == []
+        held.is_released.set()
+        while engine.is_busy:
+            engine.step()
+        assert [ids(engine.pop_answer(number)) for number in numbers] == [first] * 3
+    assert len(held.names) == 1
 
 
 def test_no_answer_is_preempted_for_a_prompt_that_is_being_read(
@@ -378,6 +457,29 @@ def test_the_least_recently_used_states_are_dropped(stories_gguf: Path, folder: 
             assert answer(runner, prompt).disk_tokens == expected
 
 
+def test_two_writers_stay_within_the_quota(tmp_path: Path) -> None:
+    writers = [StateFolder(tmp_path, {"model": "m"}, 10_000, ()) for _ in range(2)]
+    for writer in writers:
+        writer.open()
+    for number in range(12):
+        entry = Entry("whole", 0, ((16, bytes([number] * 16)),), 2000)
+        assert writers[number % 2].write(entry, range(16), bytes(2000))
+        assert sum(file.nbytes for file in list_files(tmp_path)) <= 10_000
+    assert len(list(list_files(tmp_path))) == 4
+
+
+def test_temporary_files_of_killed_writers_are_deleted_at_the_start(
+    stories_gguf: Path, folder: Path
+) -> None:
+    first = fill(stories_gguf, folder)
+    (path,) = states(folder)
+    leftover = path.parent / f".{path.name}.0123456789abcdef.part"
+    leftover.write_bytes(path.read_bytes()[:-9])
+    with opened(stories_gguf, folder) as (runner, _):
+        assert not leftover.exists()
+        assert ids(answer(runner, PROMPT)) == first
+
+
 def test_a_quota_below_one_state_is_told_once(stories_gguf: Path, folder: Path) -> None:
     log: list[str] = []
     with opened(stories_gguf, folder, 1000, log) as (runner, cache):
@@ -400,6 +502,90 @@ def test_a_full_disk_stops_no_answer(stories_gguf: Path, folder: Path) -> None:
     assert len(log) == 1
     assert "states of answers are not saved" in log[0]
     assert not list(folder.glob("*/*.kv")) + list(folder.glob("*/.*.part"))
+
+
+def test_a_bug_of_the_writer_is_told_with_its_trace(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+
+        def fail(*arguments: object) -> bool:
+            raise ZeroDivisionError("injected")
+
+        monkeypatch.setattr(cache.folder, "write", fail)
+        first = ids(answer(runner, PROMPT))
+        save(cache)
+        assert (cache.usage.bugs, cache.usage.failed, cache.usage.is_writing) == (1, 1, False)
+        answer(runner, (9, *PROMPT))
+        cache.flush(60)
+        assert cache.usage.queued_bytes == 0, "nothing is queued for a writer that does not write"
+        assert ids(answer(runner, PROMPT)) == first
+    (line,) = log
+    assert "not saved any more" in line
+    assert "Traceback" in line
+    assert "ZeroDivisionError: injected" in line
+    assert not states(folder)
+
+
+def test_a_bug_of_the_writer_drops_what_is_queued_behind_it(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        is_released = threading.Event()
+
+        def fail(names: object) -> None:
+            assert is_released.wait(60)
+            raise ZeroDivisionError("injected")
+
+        monkeypatch.setattr(cache.folder, "touch", fail)
+        cache.writer.touch(["x"])
+        answer(runner, PROMPT)
+        cache.flush(60)
+        assert cache.usage.queued_bytes > 0
+        is_released.set()
+        save(cache)
+        assert (cache.usage.bugs, cache.usage.failed, cache.usage.queued_bytes) == (1, 1, 0)
+    assert len(log) == 1
+
+
+def test_a_bug_of_the_loader_is_told_and_the_prompt_is_computed(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    log: list[str] = []
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        with monkeypatch.context() as patch:
+            patch.setattr(cache.index, "matches", lambda *arguments: 1 // 0)
+            found = answer(runner, PROMPT)
+            assert (ids(found), found.disk_tokens, cache.usage.bugs) == (first, 0, 1)
+        assert cache.usage.is_writing
+        save(cache)
+    (line,) = log
+    assert "Traceback" in line
+    assert "ZeroDivisionError" in line
+
+
+def test_writing_goes_on_when_the_disk_has_room_again(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(state_writer, "PAUSE_SECONDS", 0.0)
+    with opened(stories_gguf, folder, log=log) as (runner, cache):
+        answer(runner, PROMPT)
+        with full_disk(1000):
+            for number in range(2):
+                answer(runner, (3 + number, *PROMPT))
+                cache.flush(60)
+                has_written = threading.Event()
+                cache.writer._queue.put(has_written.set)
+                assert has_written.wait(60)
+        assert len(log) == 1, "told once"
+        answer(runner, (9, *PROMPT))
+        save(cache)
+        assert cache.usage.written_bytes > 0
+        assert not cache.usage.bugs
 
 
 def test_a_read_only_folder_is_read(
@@ -458,6 +644,70 @@ def test_states_that_have_no_parts_are_saved_as_a_whole(name: str, tmp_path: Pat
         turn = answer(runner, (*PROMPT, *first, 7, 8))
         assert ids(turn) == fresh
         assert turn.disk_tokens == len(PROMPT) + len(first) - 1
+
+
+@pytest.mark.parametrize("name", ["mamba", "gemma3", *HYBRIDS])
+def test_two_prompts_extend_one_whole_state_at_once(name: str, tmp_path: Path) -> None:
+    model, folder = make_model(name, tmp_path), tmp_path / "cache"
+    first = fill(model, folder)
+    text = (*PROMPT, *first)
+    with opened(model, tmp_path / "none") as (runner, _):
+        fresh = [ids(answer(runner, (*text, 7 + at, 8))) for at in range(2)]
+    with opened(model, folder) as (runner, _):  # the state is in no slot
+        engine = runner.engine
+        requests = [Request((*text, 7 + at, 8), GREEDY, 4, ignore_eos=True) for at in range(2)]
+        numbers = [engine.submit(request) for request in requests]
+        while engine.is_busy:
+            engine.step()
+        found = [engine.pop_answer(number) for number in numbers]
+        assert {each.slot for each in found} == {0, 1}
+        assert [ids(each) for each in found] == fresh
+        # the second one gets it from the checkpoint of the first
+        assert [each.cached_tokens for each in found] == [len(text) - 1] * 2
+        assert found[0].disk_tokens == len(text) - 1
+
+
+@pytest.mark.parametrize("name", ["mamba", "gemma3", *HYBRIDS])
+def test_the_longest_whole_state_that_a_prompt_extends_is_read(name: str, tmp_path: Path) -> None:
+    model, folder = make_model(name, tmp_path), tmp_path / "cache"
+    fill(model, folder, PROMPT[:60])
+    first = fill(model, folder, PROMPT)
+    fill(model, folder, (*PROMPT, 9, *range(3, 40)))  # it goes on otherwise
+    turn = (*PROMPT, *first, *range(50, 60))
+    with opened(model, tmp_path / "none") as (runner, _):
+        fresh = ids(answer(runner, turn))
+    with opened(model, folder) as (runner, _):
+        found = answer(runner, turn)
+        assert (ids(found), found.disk_tokens) == (fresh, len(PROMPT) + len(first) - 1)
+
+
+@pytest.mark.parametrize("name", ["stories", "mamba", "gemma3"])
+def test_a_named_slot_gets_its_state_from_the_disk(
+    name: str, stories_gguf: Path, tmp_path: Path
+) -> None:
+    model = stories_gguf if name == "stories" else make_model(name, tmp_path)
+    folder = tmp_path / "cache"
+    first = fill(model, folder)
+    turn = (*PROMPT, *first, *range(50, 90))
+    with opened(model, tmp_path / "none") as (runner, _):
+        fresh = ids(answer(runner, turn))
+    with opened(model, folder) as (runner, cache):
+        answer(runner, (*PROMPT[:8], *range(100, 140)))  # another conversation with this beginning
+        for slot in (1, 0):
+            request = Request(turn, GREEDY, 4, ignore_eos=True, slot=slot)
+            reply = runner.reply(request)
+            list(reply)
+            found = reply.answer
+            assert (ids(found), found.slot) == (fresh, slot)
+            assert found.disk_tokens >= N_SAVED - 8
+            assert found.cached_tokens >= N_SAVED
+        n_read = cache.usage.read_bytes
+        longer = (*turn, *fresh, *range(90, 150))
+        request = Request(longer, GREEDY, 4, ignore_eos=True, slot=0)
+        reply = runner.reply(request)
+        list(reply)
+        assert (reply.answer.disk_tokens, reply.answer.cached_tokens) == (0, len(turn) + 3)
+        assert cache.usage.read_bytes == n_read, "nothing is read for what the slot has"
 
 
 def test_a_damaged_whole_state_is_deleted(mamba: Path, folder: Path) -> None:
