@@ -117,8 +117,9 @@ def run_models(
     from llmcli.serve import server
     from llmcli.serve.launch import open_service, predict_service
     from llmcli.serve.processes.models.admitted_process import AdmittedProcess
-    from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
+    from llmcli.serve.processes.models.model_pool import ModelPool
     from llmcli.serve.processes.models.models_front import ModelsFront
+    from llmcli.serve.processes.models.pool_state import PoolSettings
     from llmcli.serve.processes.models.served_models import find_served_models, prepared_refs
 
     for ref in prepared_refs(
@@ -146,7 +147,7 @@ def run_models(
         pool = ModelPool(
             find_models,
             make_process,
-            PoolSettings(limit_bytes, keep_alive, default_name),
+            PoolSettings(limit_bytes, keep_alive, default_name, settings.keys),
             request.ui.note,
         )
 

@@ -25,15 +25,16 @@ from llmcli.serve.http.exchange import (
     read_checked_body,
 )
 from llmcli.serve.http.routes import ROUTES
-from llmcli.serve.http.routes.answer_control import parse_control, unknown_answer
+from llmcli.serve.http.routes.answer_control import CONTROL_PATHS, parse_control, unknown_answer
 from llmcli.serve.http.routes.api_description import docs_response, openapi_response
 from llmcli.serve.http.routes.ollama import NEVER, OLLAMA_VERSION, model_document
 from llmcli.serve.http.routes.ollama_models import ModelNameBody, pulled_response
 from llmcli.serve.http.routes.page import build_page
 from llmcli.serve.http.service import Route
 from llmcli.serve.processes.models import model_reports
-from llmcli.serve.processes.models.model_pool import ModelPool, PooledModel
-from llmcli.serve.processes.models.model_request import read_keep_alive
+from llmcli.serve.processes.models.model_pool import ModelPool
+from llmcli.serve.processes.models.model_request import read_client, read_keep_alive
+from llmcli.serve.processes.models.pooled_model import PooledModel
 
 # The paths whose requests load or unload a model if they have no prompt, as in ollama.
 PROMPT_FIELDS = {"/api/generate": "prompt", "/api/chat": "messages"}
@@ -61,7 +62,6 @@ PATH_PATTERNS = tuple(
     if not route.is_websocket
 )
 MODEL_PREFIX = "/v1/models/"
-CONTROL_PATHS = ("/v1/chat/completions/control", "/chat/completions/control")
 Handler = Callable[[Request], Awaitable[Response | None]]
 
 
@@ -216,8 +216,8 @@ class ModelRoutes:
                     {
                         **self._ollama_document(model),
                         "expires_at": _expiry(model),
-                        "size": model.reserved_bytes,
-                        "size_vram": 0,
+                        "size": model.reserved_bytes + sum(model.device_bytes.values()),
+                        "size_vram": sum(model.device_bytes.values()),
                         "context_length": model.memory.n_ctx if model.memory else 0,
                     }
                     for model in loaded
@@ -258,7 +258,7 @@ class ModelRoutes:
     async def _load(self, request: Request) -> Response:
         """Load a model, and respond when it is loaded."""
         model = await self._read_model(request)
-        await cancel_on_disconnect(request.receive, self._touch(model, None))
+        await cancel_on_disconnect(request.receive, self._touch(request, model, None))
         return json_response({"success": True, "model": model.name, "state": model.shown_state})
 
     async def _unload(self, request: Request) -> Response:
@@ -274,9 +274,10 @@ class ModelRoutes:
             }
         )
 
-    async def _touch(self, model: PooledModel, keep_alive: float | None) -> None:
-        """Load a model, and let it stay for `keep_alive` seconds."""
-        async with self._pool.use(model, keep_alive):
+    async def _touch(self, request: Request, model: PooledModel, keep_alive: float | None) -> None:
+        """Load a model for the client of a request, and let it stay for `keep_alive` seconds."""
+        client = read_client(request.scope, self._settings.keys)
+        async with self._pool.use(model, keep_alive, client):
             pass
 
     async def _load_without_prompt(self, request: Request) -> Response | None:
@@ -292,7 +293,7 @@ class ModelRoutes:
         if keep_alive == 0:
             await cancel_on_disconnect(request.receive, self._pool.unload(model))
         else:
-            await cancel_on_disconnect(request.receive, self._touch(model, keep_alive))
+            await cancel_on_disconnect(request.receive, self._touch(request, model, keep_alive))
         is_chat = request.scope["path"] == "/api/chat"
         text = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
         return json_response(
@@ -306,13 +307,17 @@ class ModelRoutes:
         )
 
     async def _control_answer(self, request: Request) -> Response:
-        """Change a running answer of any model. The request has the id of the answer and names no
+        """Change a running answer of any model. Raises ApiError."""
+        raw = await read_all(request, self._settings.max_body)
+        return await self.control_answer(request.scope, raw)
+
+    async def control_answer(self, scope: Any, raw: bytes) -> Response:
+        """Change a running answer of any model. `raw`: the request's body. The request has the id of the answer and names no
         model, so that it is sent to all loaded models, of which at most one has the answer. Raises
         ApiError (404) if none has it.
         """
-        raw = await read_all(request, self._settings.max_body)
-        body = parse_control(await parse_json(raw), request.scope["path"])
-        for answer in (await model_reports.ask_loaded(self._pool, request.scope, raw)).values():
+        body = parse_control(await parse_json(raw), scope["path"])
+        for answer in (await model_reports.ask_loaded(self._pool, scope, raw)).values():
             if answer.status != HTTPStatus.NOT_FOUND:
                 return Response(answer.body, answer.status, media_type="application/json")
         raise unknown_answer(body)

@@ -17,6 +17,7 @@ from llmcli.serve.http.cors import with_cors
 from llmcli.serve.http.exchange import ClientDisconnected
 from llmcli.serve.http.origin_guard import OriginGuard
 from llmcli.serve.http.request_ids import RequestIdMiddleware
+from llmcli.serve.http.routes.answer_control import CONTROL_PATHS
 from llmcli.serve.processes.front import FrontServer, error_response
 from llmcli.serve.processes.models.model_pool import ModelPool
 from llmcli.serve.processes.models.model_routes import ModelRoutes, find_route
@@ -36,6 +37,16 @@ class ModelsFront(FrontServer):
         """Return b"", because each model has one process."""
         return b""
 
+    async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
+        """Send a request to the model that it names; that of a WebSocket to end the thinking of an
+        answer names none. Raises ApiError if no response has begun.
+        """
+        if scope["path"] in CONTROL_PATHS:
+            response = await self.routes.control_answer(scope, raw)
+            await response(scope, _receive_nothing, send)
+        else:
+            await super()._forward(scope, raw, send)
+
     async def _answer_allowed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose origin is allowed."""
         request = Request(scope, receive)
@@ -52,6 +63,11 @@ class ModelsFront(FrontServer):
             await self._answer(scope, _replay(request, receive), send)
         else:
             await response(scope, receive, send)
+
+
+async def _receive_nothing() -> Any:
+    """Raise an error, because a response that is complete reads nothing."""
+    raise NotImplementedError
 
 
 def _replay(request: Request, receive: Receive) -> Receive:
