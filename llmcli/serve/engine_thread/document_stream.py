@@ -21,6 +21,7 @@ async def stream_documents(
     """
     requests = client_requests(form, client, form.settings)
     async with aclosing(bridge.answer(*requests, samples=form.n_samples)) as pending:
+        bridge.named[form.id] = pending
         async for event in pending:
             if form.is_stream:
                 for chunk in [

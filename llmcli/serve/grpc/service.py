@@ -38,6 +38,7 @@ MAX_CALLS = 1024  # running and waiting calls
 # calls whose requests are read at the same time; only after that, memory is reserved for them
 MAX_READING_CALLS = 16
 REQUEST_SECONDS = 60.0  # time within which a request must arrive
+ID_METADATA = "answer-id"  # the key of the initial metadata with the id of an answer
 PLAIN_FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 GRPC_CODES = {
     400: "INVALID_ARGUMENT",
@@ -183,7 +184,7 @@ class GrpcService:
             raw, reservation = await self._read_request(context)
             with reservation:
                 request = self._decode("Generate", raw)
-                async with aclosing(self._generate(request, self._client(context))) as answers:
+                async with aclosing(self._generate(request, context)) as answers:
                     async for answer in answers:
                         reservation.release()
                         yield answer
@@ -248,11 +249,14 @@ class GrpcService:
             dict(context.invocation_metadata() or ()), address, self._service.settings.keys
         )
 
-    async def _generate(self, request: Any, client: str) -> AsyncGenerator[Any, None]:
-        """Yield the response messages for a Generate request."""
-        service = self._service
+    async def _generate(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
+        """Yield the response messages for a Generate request. The call's initial metadata has the id
+        by which `/v1/chat/completions/control` changes the answer.
+        """
+        service, client = self._service, self._client(context)
         path, body = _http_request(request)
         form = await build_form(service.bridge, path, body, service.settings)
+        await context.send_initial_metadata(((ID_METADATA, form.id),))
         async with aclosing(stream_documents(service.bridge, form, client)) as documents:
             async for chunk in documents:
                 for message in self._response_messages(chunk):

@@ -40,6 +40,7 @@ from llmcli.serve.http.exchange import (
 )
 from llmcli.serve.http.origin_guard import OriginGuard
 from llmcli.serve.http.request_ids import RequestIdMiddleware
+from llmcli.serve.http.routes.answer_control import CONTROL_PATHS, END_THINKING
 from llmcli.serve.http.routes.websocket import SOCKET_PATH, SocketSession
 from llmcli.serve.processes.asgi_relay import portable_scope
 from llmcli.serve.processes.prefix_affinity import prefix_key
@@ -247,9 +248,21 @@ class FrontServer:
         await SocketSession(
             socket,
             partial(self._socket_documents, portable_scope(scope)),
+            partial(self._end_thinking, portable_scope(scope)),
             self.socket_answers,
             self.body_budget,
         ).run()
+
+    async def _end_thinking(self, scope: dict[str, Any], response_id: str) -> bool:
+        """End the thinking of a running response of a WebSocket's client, and return whether it was
+        thinking. `scope`: the WebSocket's.
+        """
+        body = {"id": response_id, "action": END_THINKING}
+        try:
+            async with aclosing(self._socket_documents(scope, CONTROL_PATHS[0], body)) as answers:
+                return any([answer["success"] async for answer in answers])
+        except ApiError:  # the answer has ended
+            return False
 
     async def _socket_documents(
         self, scope: dict[str, Any], path: str, body: Mapping[str, Any]

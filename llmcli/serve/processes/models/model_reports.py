@@ -24,6 +24,28 @@ REPORT_SECONDS = 10.0  # time for a process to report
 SAMPLE_PATTERN = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
 
 
+# The fields of a model in /v1/models of a server of several, for the docs.
+MODEL_FIELDS = {
+    "aliases": "further names for requests",
+    "state": "here, absent, queued, loading, loaded, unloading or failed",
+    "status": "llama-server's name of the state (unloaded, loading, loaded), and whether it failed",
+    "bytes": "bytes of the host that count for its process now",
+    "device_bytes": "bytes of each GPU that count for its process now",
+    "planned": "bytes that it takes by purpose, once it was planned",
+    "pinned": "whether it stays loaded",
+    "running": "requests that its process answers",
+    "waiting": "requests that wait for it",
+    "draining": "why it gets no further requests, or null",
+    "idle_ms": "milliseconds since its last request, if it is loaded and idle",
+    "expires_ms": "milliseconds until it is unloaded if it stays idle, or null",
+    "loads": "how often it was loaded",
+    "crashes": "how often its process was lost",
+    "load_ms": "milliseconds of its last load",
+    "error": "why it failed, or null",
+    "hint": "what helps, or null",
+}
+
+
 def model_fields(model: PooledModel) -> dict[str, Any]:
     """Return the memory and the use of a model as a JSON object."""
     now, memory = time.monotonic(), model.memory

@@ -8,12 +8,13 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
 
+from llmcli.api.bodies.base import RequestBody, honored
 from llmcli.api.errors import ApiError
 from llmcli.api.server_settings import ServerSettings
 from llmcli.serve.http.exchange import (
@@ -61,6 +62,7 @@ PATH_PATTERNS = tuple(
     for path in (route.path, *route.further_paths)
     if not route.is_websocket
 )
+LOAD_PATH, UNLOAD_PATH = "/models/load", "/models/unload"
 MODEL_PREFIX = "/v1/models/"
 Handler = Callable[[Request], Awaitable[Response | None]]
 
@@ -77,6 +79,14 @@ async def read_facts(model: PooledModel) -> None:
     await asyncio.to_thread(lambda: model.served.facts)
 
 
+class ModelChangeBody(RequestBody):
+    """A model that a server of several loads or unloads."""
+
+    origin: ClassVar[str] = "llama-server"
+    model: str | None = honored("the name of the model")
+    name: str | None = honored("the same as model")
+
+
 class ModelRoutes:
     """The routes of a server of several models. `created`: the Unix time of its start."""
 
@@ -85,8 +95,8 @@ class ModelRoutes:
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/v1/models"): self._list_models,
             ("GET", "/models"): self._list_models,
-            ("POST", "/models/load"): self._load,
-            ("POST", "/models/unload"): self._unload,
+            ("POST", LOAD_PATH): self.load,
+            ("POST", UNLOAD_PATH): self.unload,
             ("GET", "/api/tags"): self._list_tags,
             ("GET", "/api/ps"): self._list_running,
             ("GET", "/api/version"): self._show_version,
@@ -255,15 +265,15 @@ class ModelRoutes:
 
     # --- loading
 
-    async def _load(self, request: Request) -> Response:
+    async def load(self, request: Request) -> Response:
         """Load a model, and respond when it is loaded."""
-        model = await self._read_model(request)
+        model = await self._read_change(request)
         await cancel_on_disconnect(request.receive, self._touch(request, model, None))
         return json_response({"success": True, "model": model.name, "state": model.shown_state})
 
-    async def _unload(self, request: Request) -> Response:
+    async def unload(self, request: Request) -> Response:
         """Unload a model when its requests have ended, and respond then."""
-        model = await self._read_model(request)
+        model = await self._read_change(request)
         was_loaded = await cancel_on_disconnect(request.receive, self._pool.unload(model))
         return json_response(
             {
@@ -273,6 +283,11 @@ class ModelRoutes:
                 "was_loaded": was_loaded,
             }
         )
+
+    async def _read_change(self, request: Request) -> PooledModel:
+        """Return the model that a request loads or unloads. Raises ApiError."""
+        body = await read_checked_body(request, self._settings.max_body, ModelChangeBody)
+        return await self._find(body.model or body.name)
 
     async def _touch(self, request: Request, model: PooledModel, keep_alive: float | None) -> None:
         """Load a model for the client of a request, and let it stay for `keep_alive` seconds."""
@@ -348,7 +363,7 @@ class ModelRoutes:
     async def _describe(self, request: Request) -> Response:
         """Respond with the description of all paths."""
         build = docs_response if request.scope["path"] == "/docs" else openapi_response
-        return await asyncio.to_thread(build, tuple(ROUTES.values()))
+        return await asyncio.to_thread(build, (*ROUTES.values(), *MODEL_ROUTES))
 
     async def _pull(self, request: Request) -> Response:
         """Report that a model is here. No model is downloaded."""
@@ -360,6 +375,15 @@ class ModelRoutes:
         """Respond with the chat page."""
         document, headers = build_page()
         return Response(document, headers=headers, media_type="text/html; charset=utf-8")
+
+
+_load: Any = ModelRoutes.load
+_unload: Any = ModelRoutes.unload
+# The routes that a server of one model does not have, for /docs and /openapi.json.
+MODEL_ROUTES = (
+    Route(LOAD_PATH, _load, ("POST",), body_type=ModelChangeBody),
+    Route(UNLOAD_PATH, _unload, ("POST",), body_type=ModelChangeBody),
+)
 
 
 def _expiry(model: PooledModel) -> str:
