@@ -119,6 +119,11 @@ class FrontServer:
             if not self._n_open:
                 self._idle.set()
 
+    @property
+    def n_open(self) -> int:
+        """The requests and sockets that are open."""
+        return self._n_open
+
     async def drain(self, seconds: float) -> None:
         """Accept no more requests, and wait at most `seconds` for the running ones. Then cancel the
         rest.
@@ -247,7 +252,7 @@ class FrontServer:
         await socket.accept()
         await SocketSession(
             socket,
-            partial(self._socket_documents, portable_scope(scope)),
+            partial(self.forwarded_documents, portable_scope(scope)),
             partial(self._end_thinking, portable_scope(scope)),
             self.socket_answers,
             self.body_budget,
@@ -259,16 +264,16 @@ class FrontServer:
         """
         body = {"id": response_id, "action": END_THINKING}
         try:
-            async with aclosing(self._socket_documents(scope, CONTROL_PATHS[0], body)) as answers:
+            async with aclosing(self.forwarded_documents(scope, CONTROL_PATHS[0], body)) as answers:
                 return any([answer["success"] async for answer in answers])
         except ApiError:  # the answer has ended
             return False
 
-    async def _socket_documents(
+    async def forwarded_documents(
         self, scope: dict[str, Any], path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Forward a request of a WebSocket, and yield the JSON objects of its answer. `scope`: the
-        WebSocket's.
+        """Forward a request that did not come over HTTP, and yield the JSON objects of its answer.
+        `scope`: that of the WebSocket or the gRPC call. Raises ApiError.
         """
         headers = [
             (name, value) for name, value in scope["headers"] if name.lower() in INHERITED_HEADERS

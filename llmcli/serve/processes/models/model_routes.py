@@ -46,10 +46,8 @@ ROUTER_STATES = {
     "queued": "loading",
     "loading": "loading",
 }
-# Files belong to a server of one model, and no request changes the models on this disk.
+# No request changes the models on this disk.
 REFUSED_PATHS = (
-    "/v1/files",
-    "/v1/batches",
     "/api/create",
     "/api/copy",
     "/api/delete",
