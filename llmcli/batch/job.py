@@ -99,31 +99,49 @@ def _sampling_identity(sampling: Sampling) -> dict[str, Any]:
     }
 
 
-class BatchJob:
-    """Converts the lines of one batch to tasks for the executor, and results to output lines.
+class LineOutputs:
+    """Converts results to the output lines of one batch. `id`: the batch's id (see batch_id)."""
 
-    `id`: the batch's id (see batch_id). `other_models`: all model names that lines requested and
-    that are not the name of this batch's model, which answers these lines nevertheless.
-    """
-
-    def __init__(self, runner: Runner, rules: BatchRules, identity: Mapping[str, Any]) -> None:
-        self.runner, self.rules = runner, rules
+    def __init__(self, identity: Mapping[str, Any]) -> None:
         self.id = batch_id(identity)
-        self.other_models: set[str] = set()
         # Name and line number of each line whose task has not ended, by the index of the line.
         self._lines: dict[int, tuple[str, int]] = {}
-
-    def make_tasks(self, lines: Iterable[InputLine]) -> Iterator[BatchTask]:
-        """Yield a task for each line, in order. A line that is not a valid request becomes a task
-        with an error.
-        """
-        return map(self._task, lines)
 
     def remember_line(self, line: InputLine, name: str | None = None) -> None:
         """Remember the name of a line for its output line. Call this once for each line, before
         output_line(). `name`: None reads it from the line.
         """
         self._lines[line.index] = read_line_name(line) if name is None else name, line.number
+
+    def output_line(self, index: int, result: Document | UserError) -> bytes:
+        """Return the output line, without newline, for the result of the line with this index. May
+        be called only once for each index.
+        """
+        name, number = self._lines.pop(index)
+        if isinstance(result, DamagedLine):
+            return output_line.damaged_line(self.id, index, name, number, result.code, str(result))
+        if isinstance(result, UserError):
+            return output_line.error_line(self.id, index, name, as_api_error(result))
+        return output_line.answered_line(self.id, index, name, result)
+
+
+class BatchJob(LineOutputs):
+    """Converts the lines of one batch to tasks for the executor, and results to output lines.
+
+    `other_models`: all model names that lines requested and that are not the name of this batch's
+    model, which answers these lines nevertheless.
+    """
+
+    def __init__(self, runner: Runner, rules: BatchRules, identity: Mapping[str, Any]) -> None:
+        super().__init__(identity)
+        self.runner, self.rules = runner, rules
+        self.other_models: set[str] = set()
+
+    def make_tasks(self, lines: Iterable[InputLine]) -> Iterator[BatchTask]:
+        """Yield a task for each line, in order. A line that is not a valid request becomes a task
+        with an error.
+        """
+        return map(self._task, lines)
 
     def _task(self, line: InputLine) -> BatchTask:
         """Return the task for a line, and remember the line's name for the output line."""
@@ -139,17 +157,6 @@ class BatchJob:
             return BatchTask.begin(line.index, self.rules.plan(self.build_form(request)))
         except UserError as error:
             return BatchTask(line.index, None, error=error)
-
-    def output_line(self, index: int, result: Document | UserError) -> bytes:
-        """Return the output line, without newline, for the result of the line with this index. May
-        be called only once for each index.
-        """
-        name, number = self._lines.pop(index)
-        if isinstance(result, DamagedLine):
-            return output_line.damaged_line(self.id, index, name, number, result.code, str(result))
-        if isinstance(result, UserError):
-            return output_line.error_line(self.id, index, name, as_api_error(result))
-        return output_line.answered_line(self.id, index, name, result)
 
     def without_other_model(self, body: dict[str, Any]) -> dict[str, Any]:
         """Remove `model` from a request body if it is not a name of this batch's model, and add the
@@ -192,10 +199,10 @@ class BatchJob:
             self.rules.settings,
         )
         if body.pop("stream", None):
-            raise ApiError("a batch cannot stream its answers: leave out stream", param="stream")
+            raise streams_refused()
         form: ApiForm = form_class(body, self.runner, settings)
         if any(request.sampling.seed == RANDOM_SEED for request in form.requests):
-            seed = self._seed(line_request.custom_id)
+            seed = line_seed(self.rules.seed, line_request.custom_id)
             form.requests = tuple(
                 replace(request, sampling=replace(request.sampling, seed=(seed + number) % N_SEEDS))
                 for number, request in enumerate(form.requests)
@@ -213,14 +220,17 @@ class BatchJob:
             if not (sets_form and name in FORM_FIELDS)
         }
 
-    def _seed(self, name: str) -> int:
-        """Return the seed for the line called `name`. It is a hash of the name and the batch's
-        seed, so that it does not depend on the order in which lines are answered.
-        """
-        return (
-            int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8])
-            % N_SEEDS
-        )
+
+def line_seed(seed: int, name: str) -> int:
+    """Return the seed for the line called `name` of a batch with `seed`. It is a hash of both, so
+    that it does not depend on the order in which lines are answered.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) % N_SEEDS
+
+
+def streams_refused() -> ApiError:
+    """Return the error for a line that asks for a stream."""
+    return ApiError("a batch cannot stream its answers: leave out stream", param="stream")
 
 
 def batch_id(identity: Mapping[str, Any]) -> str:

@@ -209,9 +209,7 @@ def serve(
         model_pool.refuse_single_options(
             {
                 "--alias": alias,
-                "--grpc-port": grpc_port,
                 "--slot-save-path": slot_save_path,
-                "--files-folder": files_folder,
                 "--replicas": replicas,
                 "--ray": ray,
                 "--rpc": run_flags.placement.rpc,

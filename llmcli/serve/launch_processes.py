@@ -118,8 +118,9 @@ def run_models(
     from llmcli.serve.launch import open_service, predict_service
     from llmcli.serve.processes.interpreter import start_fork_server
     from llmcli.serve.processes.models.admitted_process import AdmittedProcess
-    from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
+    from llmcli.serve.processes.models.model_pool import ModelPool
     from llmcli.serve.processes.models.models_front import ModelsFront
+    from llmcli.serve.processes.models.pool_state import PoolSettings
     from llmcli.serve.processes.models.served_models import find_served_models, prepared_refs
 
     for ref in prepared_refs(
@@ -131,7 +132,9 @@ def run_models(
     limit_bytes = limit_bytes or host.available_memory()
     if limit_bytes is None:
         raise UserError("the free memory is unknown", hint="give --memory-limit SIZE")
-    find_models = partial(find_served_models, refs, request)
+    # the front server answers batches and gRPC, and the processes of the models know nothing of them
+    model_settings = {**request.settings, "files_folder": None, "grpc_port": None}
+    find_models = partial(find_served_models, refs, replace(request, settings=model_settings))
     if not find_models():
         raise UserError("no model is here", hint=f"llmcli serve {DEFAULT_REF}")
     settings = _build_settings(request, {"names": tuple(refs) or ("llmcli",)})
@@ -148,7 +151,7 @@ def run_models(
         pool = ModelPool(
             find_models,
             make_process,
-            PoolSettings(limit_bytes, keep_alive, default_name),
+            PoolSettings(limit_bytes, keep_alive, default_name, settings.keys),
             request.ui.note,
         )
 
@@ -156,11 +159,15 @@ def run_models(
             pool.start()
             print_models_ready(settings, sorted(pool.models), limit_bytes, request.ui)
 
-        http_server = server.make_server(ModelsFront(pool, settings), settings, ready)
+        front = ModelsFront(pool, settings)
+        http_server = server.make_server(front, settings, ready)
+        await front.batches.start()
         try:
             await http_server.serve(list(listeners))
         finally:
+            await front.batches.stop()
             await pool.close()
+            front.batches.close()
         return http_server.stop_signal
 
     return asyncio.run(serve())
@@ -182,13 +189,15 @@ def print_models_ready(
                 "pid": os.getpid(),
                 "models": list(names),
                 "memory_limit_bytes": limit_bytes,
+                **({} if settings.grpc_port is None else {"grpc_port": settings.grpc_port}),
             }
         )
     else:
         shown = ", ".join(names[:MAX_SHOWN_NAMES])
         more = f" and {len(names) - MAX_SHOWN_NAMES} more" if len(names) > MAX_SHOWN_NAMES else ""
+        grpc_note = "" if settings.grpc_port is None else f", gRPC on port {settings.grpc_port}"
         ui.note(
-            f"{shown}{more}: served at {url}/v1, in at most {format_size(limit_bytes)} ·"
+            f"{shown}{more}: served at {url}/v1{grpc_note}, in at most {format_size(limit_bytes)} ·"
             " Ctrl-C stops"
         )
 

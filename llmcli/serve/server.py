@@ -25,6 +25,7 @@ from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UsageError, UserError
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.grpc import service
+from llmcli.serve.grpc.answers import EngineAnswers, FrontAnswers, GrpcAnswers
 from llmcli.serve.http.app import make_app
 from llmcli.serve.http.http_connection import HttpConnection
 from llmcli.serve.http.service import Service
@@ -125,8 +126,13 @@ class HttpServer(uvicorn.Server):
         if self._service is not None:
             await self._service.batches.start()
         if self.grpc_port is not None:
-            assert self._service is not None, "the model is in another process"
-            self._grpc, self.grpc_port = await service.start_server(self._service)
+            answers: GrpcAnswers
+            if isinstance(self.bridge, FrontServer):
+                answers = FrontAnswers(self.bridge)
+            else:
+                assert self._service is not None
+                answers = EngineAnswers(self._service)
+            self._grpc, self.grpc_port = await service.start_server(answers)
         self.on_ready()
 
     async def shutdown(self, sockets: Any = None) -> None:

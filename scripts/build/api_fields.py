@@ -21,6 +21,8 @@ from llmcli.api.bodies.generation_fields import GenerationBody
 from llmcli.api.bodies.reference import FieldRow, field_rows, inner_bodies, own_rows
 from llmcli.api.forms import FORMS
 from llmcli.serve.http.routes import ROUTES
+from llmcli.serve.processes.models.model_reports import MODEL_FIELDS
+from llmcli.serve.processes.models.model_routes import MODEL_ROUTES
 from scripts.build.generated_page import ROOT, update_page
 
 PAGE = ROOT / "docs" / "api-fields.md"
@@ -53,6 +55,11 @@ OBJECTS_HEAD = """\
 
 The fields of messages and tools that are not in these tables are accepted without a note, because clients send back what they received.
 """
+MODELS_HEAD = """\
+## Answers of `/v1/models`
+
+A server of several models has these fields for each, beside OpenAI's. `memory` of the answer has `limit_bytes` and `reserved_bytes` of the host, and under `devices` those of each GPU.
+"""
 REFERENCES_HEAD = """\
 ## References
 
@@ -64,7 +71,8 @@ COLUMNS = "field", "values", "of", "what the server does with it"
 def build_page() -> str:
     """Return the text of docs/api-fields.md."""
     parts = [HEAD, SHARED_HEAD, field_table(field_rows(GenerationBody))]
-    bodies = {route.path: route.body_type for route in ROUTES.values() if route.body_type}
+    routes = (*ROUTES.values(), *MODEL_ROUTES)
+    bodies = {route.path: route.body_type for route in routes if route.body_type}
     shown: set[type[RequestBody]] = set()
     for path, body_type in sorted(bodies.items(), key=lambda entry: (entry[0] not in FORMS, entry)):
         if body_type not in shown:
@@ -81,6 +89,8 @@ def build_page() -> str:
             f"{sentence(inner)}\n{words}",
             field_table(own_rows(inner, shared)),
         ]
+    fields = [(f"`{name}`", text) for name, text in MODEL_FIELDS.items()]
+    parts += [MODELS_HEAD, table(("field", "value"), fields)]
     parts += [REFERENCES_HEAD, reference_table()]
     return "\n".join(parts)
 

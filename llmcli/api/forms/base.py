@@ -49,6 +49,7 @@ class ApiForm(ABC):
     media_type: ClassVar[str] = "text/event-stream"
     end_marker: ClassVar[bytes] = b"data: [DONE]\n\n"  # sent at the end of a stream
     ping: ClassVar[bytes] = b": still here\n\n"  # sent when a stream was silent for some seconds
+    streams_by_default: ClassVar[bool] = False  # if a request does not say `stream`
     body_type: ClassVar[type[RequestBody]]  # the model of the request
     body: Any  # the request, an object of `body_type`
     supports_beams: ClassVar[bool] = (

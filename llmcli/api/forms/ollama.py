@@ -200,7 +200,9 @@ class OllamaChatForm(ConversationForm):
     id_prefix: ClassVar[str] = "ollama-"
     media_type: ClassVar[str] = "application/x-ndjson"
     end_marker: ClassVar[bytes] = b""
-    ping: ClassVar[bytes] = b""  # these streams have no comments: every line must be JSON
+    # Clients parse every line as JSON, also an empty one. A space before an object is all they skip.
+    ping: ClassVar[bytes] = b" "
+    streams_by_default: ClassVar[bool] = True
     body_type: ClassVar[type[RequestBody]] = OllamaChatBody
 
     def __init__(

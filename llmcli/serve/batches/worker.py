@@ -16,24 +16,20 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from llmcli.api import embeddings
-from llmcli.api.errors import BUG_TEXT, ApiError, ServerBusy, ServerStopping, as_api_error
-from llmcli.api.forms.base import ApiForm, Document
+from llmcli.api.errors import BUG_TEXT, ApiError, ServerStopping, as_api_error
+from llmcli.api.forms.base import Document
 from llmcli.api.server_settings import ServerSettings
 from llmcli.atomic_files import write_error
 from llmcli.batch.input_lines import BatchInput, InputLine
-from llmcli.batch.job import BatchJob, BatchRules
 from llmcli.batch.journal import BatchJournal, ForeignJournal
-from llmcli.batch.request_line import EMBEDDINGS_PATH, BatchRequest, parse_line
+from llmcli.batch.request_line import parse_line
 from llmcli.errors import UserError
-from llmcli.runtime import kv_state_file
-from llmcli.runtime.requests.request import BACKGROUND_PRIORITY
 from llmcli.serve.batches.batch_files import (
     EXPIRED,
     STORAGE_FULL,
@@ -43,6 +39,7 @@ from llmcli.serve.batches.batch_files import (
 )
 from llmcli.serve.batches.file_store import FILE_MODE, FileStore, open_store
 from llmcli.serve.batches.input_check import check_input
+from llmcli.serve.batches.line_answers import BatchLines, LineAnswers
 from llmcli.serve.batches.records import (
     OPEN_STATUSES,
     TIME_FIELDS,
@@ -50,9 +47,7 @@ from llmcli.serve.batches.records import (
     BatchStatus,
     StoredBatch,
 )
-from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.bug_log import LOGGER, log_bug
-from llmcli.serve.engine_thread.embedding_queue import EmbeddingQueue
 
 T = TypeVar("T")
 CLIENT = "batches"  # begins the client's id of requests of batches, for fair scheduling
@@ -89,7 +84,7 @@ class _RunningBatch:
     """A batch whose journal and input are open. `ending`: done when no further line is needed."""
 
     batch: StoredBatch
-    job: BatchJob
+    lines: BatchLines
     journal: BatchJournal
     source: BatchInput
     n_journal_bytes: int = 0  # that are counted in the store
@@ -105,10 +100,9 @@ class _RunningBatch:
 class BatchWorker:
     """The batches of one server. Its methods are called on the server's event loop."""
 
-    def __init__(
-        self, bridge: EngineBridge, embedding_queue: EmbeddingQueue, settings: ServerSettings
-    ) -> None:
-        self._bridge, self._embedding_queue, self._settings = bridge, embedding_queue, settings
+    def __init__(self, lines: LineAnswers, settings: ServerSettings) -> None:
+        """`lines`: answers the lines of batches."""
+        self._lines, self._settings = lines, settings
         self._store: FileStore | None = None
         self._stack, self._opening = ExitStack(), asyncio.Lock()
         self._changing = asyncio.Lock()  # statuses are changed one after another
@@ -173,8 +167,7 @@ class BatchWorker:
         """Open the store. Runs on another thread. Raises ApiError."""
         folder = self._settings.files_folder
         assert folder is not None
-        identity = kv_state_file.state_identity(self._bridge.runner)
-        self._model_hash = identity.model if identity else self._settings.model_name
+        self._model_hash = self._lines.read_model_hash()
         try:
             return self._stack.enter_context(open_store(folder, self._settings.max_files_bytes))
         except UserError as error:
@@ -189,7 +182,7 @@ class BatchWorker:
 
     async def add(self, batch: StoredBatch) -> StoredBatch:
         """Add a new batch for the model of this server. Raises ApiError and UserError."""
-        batch = replace(batch, model=self._settings.model_name, model_hash=self._model_hash)
+        batch = replace(batch, model=self._lines.model_name, model_hash=self._model_hash)
         await asyncio.to_thread(self.store.add_batch, batch)
         self._chores.set()
         return batch
@@ -351,7 +344,7 @@ class BatchWorker:
         """
         batch = running.batch
         lines = (line for line in running.source.lines() if not running.journal.has(line.index))
-        max_tasks = 1 if batch.endpoint == EMBEDDINGS_PATH else self._bridge.parallel
+        max_tasks = self._lines.parallel(batch.endpoint)
         waiting, tasks = deque[InputLine](), set[asyncio.Task[None]]()
         is_read = False
         ending = asyncio.ensure_future(running.ending.wait())
@@ -382,24 +375,24 @@ class BatchWorker:
         """Answer a line, and write the answer or the error to the journal. Raises ServerStopping,
         and UserError if the journal cannot be written.
         """
-        job, journal = running.job, running.journal
+        outputs, journal = running.lines.outputs, running.journal
         name: str | None = None
         result: Document | UserError
         try:
             request = await asyncio.to_thread(parse_line, line, has_template=True)
             name = request.custom_id
-            result = await self._answer_request(running, request)
+            result = await running.lines.answer(request, running.client)
         except ServerStopping:
             raise
         except Exception as error:  # noqa: BLE001 (a bug fails one line)
-            if self._bridge.is_stopping:  # all lines would fail with the same error
+            if self._lines.is_stopping:  # all lines would fail with the same error
                 raise ServerStopping from None
             log_bug(error)
             result = error if isinstance(error, UserError) else as_api_error(error)
 
         def write_line() -> bytes:
-            job.remember_line(line, name)
-            return job.output_line(line.index, result)
+            outputs.remember_line(line, name)
+            return outputs.output_line(line.index, result)
 
         raw = await asyncio.to_thread(write_line)
         try:
@@ -421,53 +414,6 @@ class BatchWorker:
             n_failed=batch.n_failed + is_error,
         )
 
-    async def _answer_request(self, running: _RunningBatch, request: BatchRequest) -> Document:
-        """Return the document of the answer to a line. Raises UserError."""
-        if request.url == EMBEDDINGS_PATH:
-            return await self._embed(running, request)
-        return await self._answer(running, request)
-
-    async def _answer(self, running: _RunningBatch, request: BatchRequest) -> Document:
-        """Return the document of the answer of the model."""
-        bridge = self._bridge
-        form: ApiForm = await bridge.run_in_worker(running.job.build_form, request)
-        if form.constraint:
-            await bridge.run_in_worker(form.compile_constraint, kind="grammars")
-        client = running.client
-        requests = [
-            replace(item, client=client, priority=BACKGROUND_PRIORITY) for item in form.requests
-        ]
-        async with aclosing(bridge.answer(*requests, samples=form.n_samples)) as pending:
-            bridge.n_background += pending.n_answers
-            try:
-                async for _ in pending:
-                    pass
-            finally:
-                bridge.n_background -= pending.n_answers
-        document: Document = form.complete_document(pending.answers)
-        return document
-
-    async def _embed(self, running: _RunningBatch, line_request: BatchRequest) -> Document:
-        """Return the document of the embeddings of a line. A few texts are computed at a time, so
-        that clients wait only for these.
-        """
-        body = running.job.without_other_model(dict(line_request.body))
-        request = embeddings.EmbeddingsRequest(body, self._settings)
-        embedder = await self._embedding_queue.embedder()
-        length = request.vector_length(embedder)
-        embeddings.refuse_token_vectors(embedder)
-        ids = await self._bridge.run_in_worker(
-            embeddings.encode_texts, request.texts, embedder, request.shortening, kind="texts"
-        )
-        vectors: list[Any] = []
-        while len(vectors) < len(ids):
-            texts = ids[len(vectors) : len(vectors) + EMBEDDED_TEXTS]
-            try:
-                vectors += await self._embedding_queue.embed(texts, running.client, request.norm)
-            except ServerBusy:
-                await asyncio.sleep(BUSY_SECONDS)
-        return request.build_document(ids, vectors, length)
-
     async def _close(self, running: _RunningBatch) -> None:
         """Write the files of a batch, and close it."""
         journal = running.journal
@@ -481,7 +427,7 @@ class BatchWorker:
             end, reason = ("expired", EXPIRED) if _is_over(batch) else (end, STORAGE_FULL)
 
         def lines() -> Iterator[bytes]:
-            for raw in output_lines(journal, running.job.id, running.source, reason):
+            for raw in output_lines(journal, running.lines.outputs.id, running.source, reason):
                 if self._is_stopping:
                     raise _Interrupted
                 yield raw
@@ -577,8 +523,7 @@ class BatchWorker:
         except ForeignJournal as error:
             LOGGER.warning("batch %s starts again: %s", batch.id, error)
             stack.enter_context(journal.open(force=True))
-        job = BatchJob(self._bridge.runner, BatchRules(self._settings), identity)
-        running = _RunningBatch(batch, job, journal, source)
+        running = _RunningBatch(batch, self._lines.open(batch, identity), journal, source)
         running.n_journal_bytes = journal.path.stat().st_size
         self.store.reserve(running.n_journal_bytes, is_limited=False)
         stack.callback(lambda: self.store.reserve(-running.n_journal_bytes))

@@ -20,17 +20,14 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from llmcli.api.embeddings import PATH as EMBEDDINGS_PATH
 from llmcli.api.errors import ApiError, ServerBusy, as_api_error, error_document
 from llmcli.api.forms.base import encode_json
-from llmcli.api.tokens import encode_text
 from llmcli.errors import UserError
 from llmcli.serve.engine_thread.bug_log import log_bug
-from llmcli.serve.engine_thread.document_stream import stream_documents
+from llmcli.serve.grpc.answers import GrpcAnswers, GrpcClient
 from llmcli.serve.http import api_keys, body_budget
 from llmcli.serve.http.body_budget import BodyReservation
-from llmcli.serve.http.exchange import build_form
-from llmcli.serve.http.routes.embeddings import answer_embeddings
-from llmcli.serve.http.service import Service
 
 PROTO_FOLDER = Path(__file__).parent
 SERVICE_NAME = "llmcli.v1.Llmcli"
@@ -38,6 +35,7 @@ MAX_CALLS = 1024  # running and waiting calls
 # calls whose requests are read at the same time; only after that, memory is reserved for them
 MAX_READING_CALLS = 16
 REQUEST_SECONDS = 60.0  # time within which a request must arrive
+ID_METADATA = "answer-id"  # the key of the initial metadata with the id of an answer
 PLAIN_FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 GRPC_CODES = {
     400: "INVALID_ARGUMENT",
@@ -83,7 +81,7 @@ def message_classes() -> Mapping[str, Any]:
     }
 
 
-async def start_server(service: Service) -> Any:
+async def start_server(answers: GrpcAnswers) -> Any:
     """Start a gRPC server on the current event loop, at the settings' `hosts` and `grpc_port`.
     Return the server and its port, which differs from `grpc_port` if that is 0.
 
@@ -91,7 +89,7 @@ async def start_server(service: Service) -> Any:
     """
     import grpc
 
-    settings = service.settings
+    settings = answers.settings
     server = grpc.aio.server(
         options=(
             ("grpc.max_receive_message_length", settings.max_body),
@@ -102,7 +100,7 @@ async def start_server(service: Service) -> Any:
         maximum_concurrent_rpcs=MAX_CALLS,
     )
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE_NAME, GrpcService(service).handlers()),)
+        (grpc.method_handlers_generic_handler(SERVICE_NAME, GrpcService(answers).handlers()),)
     )
     assert settings.grpc_port is not None
     port = settings.grpc_port
@@ -125,8 +123,8 @@ async def start_server(service: Service) -> Any:
 class GrpcService:
     """The methods of the gRPC service."""
 
-    def __init__(self, service: Service) -> None:
-        self._service, self._message_classes = service, message_classes()
+    def __init__(self, answers: GrpcAnswers) -> None:
+        self._answers, self._message_classes = answers, message_classes()
         self._reading_slots = asyncio.Semaphore(MAX_READING_CALLS)
 
     def handlers(self) -> dict[str, Any]:
@@ -162,7 +160,7 @@ class GrpcService:
         self, name: str, function: Callable[..., Awaitable[Any]], _: object, context: Any
     ) -> Any:
         """Handle a call of a method that returns one message. `function`: takes the decoded request
-        and returns the response. That of Embed also takes the id of the client.
+        and the client, and returns the response; that of Health takes nothing.
         """
         try:
             if name == "Health":  # a Health request has no fields and needs no key
@@ -170,8 +168,7 @@ class GrpcService:
             self._require_key(context)
             raw, reservation = await self._read_request(context)
             with reservation:
-                client = (self._client(context),) if name == "Embed" else ()
-                return await function(self._decode(name, raw), *client)
+                return await function(self._decode(name, raw), self._client(context))
         except Exception as error:  # noqa: BLE001 (the client receives it)
             log_bug(error)
             await _refuse(context, error)
@@ -183,7 +180,7 @@ class GrpcService:
             raw, reservation = await self._read_request(context)
             with reservation:
                 request = self._decode("Generate", raw)
-                async with aclosing(self._generate(request, self._client(context))) as answers:
+                async with aclosing(self._generate(request, context)) as answers:
                     async for answer in answers:
                         reservation.release()
                         yield answer
@@ -211,7 +208,7 @@ class GrpcService:
                 raise ApiError(
                     "a call needs one request; this one had none, or one that is too large"
                 )
-            return raw, await self._service.body_budget.reserve(len(raw))
+            return raw, await self._answers.body_budget.reserve(len(raw))
         except TimeoutError:
             raise ApiError(
                 f"the request did not arrive within {REQUEST_SECONDS:.0f} s", 408
@@ -235,26 +232,29 @@ class GrpcService:
         keys.
         """
         metadata = dict(context.invocation_metadata() or ())
-        if not api_keys.is_allowed(metadata, self._service.settings.keys):
+        if not api_keys.is_allowed(metadata, self._answers.settings.keys):
             raise ApiError(
                 "this server needs a key: authorization: Bearer KEY", 401, code="invalid_api_key"
             )
 
-    def _client(self, context: Any) -> str:
-        """Return the id of the client, for fair scheduling."""
+    def _client(self, context: Any) -> GrpcClient:
+        """Return the client of a call."""
         # the peer is written as ipv4:127.0.0.1:50000
         address = context.peer().partition(":")[2].rpartition(":")[0]
-        return api_keys.client_id(
-            dict(context.invocation_metadata() or ()), address, self._service.settings.keys
-        )
+        return GrpcClient(dict(context.invocation_metadata() or ()), address)
 
-    async def _generate(self, request: Any, client: str) -> AsyncGenerator[Any, None]:
-        """Yield the response messages for a Generate request."""
-        service = self._service
+    async def _generate(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
+        """Yield the response messages for a Generate request. The call's initial metadata has the id
+        by which `/v1/chat/completions/control` changes the answer.
+        """
         path, body = _http_request(request)
-        form = await build_form(service.bridge, path, body, service.settings)
-        async with aclosing(stream_documents(service.bridge, form, client)) as documents:
+        documents = self._answers.documents(path, body, self._client(context))
+        has_id = False
+        async with aclosing(documents):
             async for chunk in documents:
+                if not has_id:
+                    has_id = True
+                    await context.send_initial_metadata(((ID_METADATA, chunk["id"]),))
                 for message in self._response_messages(chunk):
                     yield message
 
@@ -298,20 +298,11 @@ class GrpcService:
             messages.append(response_class(usage=counts))
         return messages
 
-    async def _tokenize(self, request: Any) -> Any:
-        bridge = self._service.bridge
-        ids = await bridge.run_in_worker(
-            encode_text,
-            bridge.runner.model,
-            request.text,
-            request.add_special,
-            request.parse_special,
-            False,
-            kind="texts",
-        )
+    async def _tokenize(self, request: Any, client: GrpcClient) -> Any:
+        ids = await self._answers.tokenize(request, client)
         return self._message_classes["TokenizeResponse"](tokens=ids)
 
-    async def _embed(self, request: Any, client: str) -> Any:
+    async def _embed(self, request: Any, client: GrpcClient) -> Any:
         body: dict[str, Any] = {
             "input": list(request.texts) or [list(item.tokens) for item in request.ids]
         }
@@ -319,7 +310,8 @@ class GrpcService:
             body["model"] = request.model
         if request.HasField("dimensions"):
             body["dimensions"] = request.dimensions
-        document = await answer_embeddings(self._service, body, client)
+        async with aclosing(self._answers.documents(EMBEDDINGS_PATH, body, client)) as documents:
+            document = await anext(documents)
         vectors = [
             self._message_classes["Vector"](values=item["embedding"]) for item in document["data"]
         ]
@@ -328,14 +320,12 @@ class GrpcService:
         )
 
     async def _health(self) -> Any:
-        bridge, age = self._service.bridge, self._service.bridge.metrics.last_token_age
+        health = self._answers.health()
         response = self._message_classes["HealthResponse"](
-            serving=not bridge.is_stopping,
-            model=self._service.settings.model_name,
-            open=bridge.n_open,
+            serving=health.is_serving, model=health.model, open=health.n_open
         )
-        if age is not None:
-            response.last_token_age_ms = round(age * 1e3)
+        if health.token_age is not None:
+            response.last_token_age_ms = round(health.token_age * 1e3)
         return response
 
 

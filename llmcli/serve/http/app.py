@@ -2,7 +2,7 @@
 CORS), the key check, and the error handlers.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,6 +15,7 @@ from starlette.routing import Route as Path
 
 from llmcli.api.errors import ApiError, ServerBusy, as_api_error, error_document
 from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.batches.engine_lines import EngineLines
 from llmcli.serve.batches.worker import BatchWorker
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.embedding_queue import EmbeddingQueue
@@ -38,7 +39,7 @@ def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
     batches, which the caller starts and stops. The caller closes the bridge.
     """
     queue = EmbeddingQueue(bridge)
-    batches = BatchWorker(bridge, queue, settings)
+    batches = BatchWorker(EngineLines(bridge, queue, settings), settings)
     budget = BodyBudget(settings.max_body)
     service = Service(bridge, settings, queue, budget, batches, routes=ROUTES.values())
     middleware = [
@@ -47,19 +48,26 @@ def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
         Middleware(BodyBudgetMiddleware, budget=service.body_budget, streamed_paths=STREAMED_PATHS),
         Middleware(with_cors, settings=settings),
     ]
+    app = make_routed_app(service, ROUTES.values(), middleware)
+    app.state.service = service
+    return app
+
+
+def make_routed_app(
+    service: Service, routes: Iterable[Route], middleware: Sequence[Middleware] = ()
+) -> Starlette:
+    """Return an application of these routes, with the key check and the error handlers."""
     handlers: dict[Any, Any] = {
         UserError: respond_to_user_error,
         HTTPException: respond_to_http_error,
         ClientDisconnected: respond_to_disconnect,
         Exception: respond_to_bug,
     }
-    app = Starlette(
-        routes=[path for route in ROUTES.values() for path in _paths(route, service)],
-        middleware=middleware,
+    return Starlette(
+        routes=[path for route in routes for path in _paths(route, service)],
+        middleware=list(middleware),
         exception_handlers=handlers,
     )
-    app.state.service = service
-    return app
 
 
 def _paths(route: Route, service: Service) -> list[BaseRoute]:

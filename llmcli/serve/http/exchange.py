@@ -38,6 +38,7 @@ from llmcli.api.stream_resume import (
 from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
 from llmcli.serve.engine_thread.bug_log import log_bug
 from llmcli.serve.engine_thread.client_requests import client_requests
+from llmcli.serve.engine_thread.document_stream import answer_in_background
 from llmcli.serve.http import api_keys
 from llmcli.serve.http.service import Service
 from llmcli.strict_json import parse_strict_json
@@ -47,6 +48,8 @@ T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=RequestBody)
 TOO_DEEP = "the body is nested too deeply"
 CLIENT_SECONDS = 60  # time for a client to send a body, or to read one piece of a stream
+# key of the ASGI scope of a request that is a line of a batch; clients cannot set it
+BACKGROUND_KEY = "llmcli.background"
 PING_SECONDS = 15.0  # seconds of silence after which a stream sends a ping
 SHORT_BODY_BYTES = 4096  # up to this size of a body, its prompt is built on the event loop
 WORKER = ThreadPoolExecutor(1, "llmcli-bodies")  # parses and writes large bodies
@@ -154,6 +157,9 @@ async def respond(service: Service, request: Request, form: ApiForm) -> Response
     position = read_position(request.scope) if form.is_stream else None
     if position:
         form.resume(position)
+    if request.scope.get(BACKGROUND_KEY):
+        work = answer_in_background(service.bridge, form, client)
+        return json_response(await cancel_on_disconnect(request.receive, work))
     requests = client_requests(form, client, service.settings)
     pending = service.bridge.answer(*requests, samples=form.n_samples)
     service.bridge.named[form.id] = pending

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from llmcli.api.server_settings import ServerSettings
 from llmcli.hardware import memory_limits
+from llmcli.runtime.binding.placement.devices import HOST_DEVICE, limit_device_memory
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.engine_watch import EngineStuck
 from llmcli.serve.http.app import make_app
@@ -109,16 +110,17 @@ def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
 def run_admitted_process(
     predict: Callable[[], dict[str, Any]],
     open_model: OpenModel,
-    limit_bytes: int,
+    limits: Mapping[str, int],
     link: socket.socket,
 ) -> None:
     """The main function of a process of a server of several models. It reports over `link` what the
-    model will take, waits until it is admitted, and goes on as run_model_process. `limit_bytes`:
-    the most memory that the model may take; the admission has the bytes that it gets.
+    model will take, waits until it is admitted, and goes on as run_model_process. `limits`: the most
+    bytes that the model may take, by device; the admission has those of the host that it gets.
     """
     _ignore_signals()
     try:
-        memory_limits.limit_own_memory(max(0, limit_bytes - PLANNING_SLACK_BYTES))
+        memory_limits.limit_own_memory(max(0, limits[HOST_DEVICE] - PLANNING_SLACK_BYTES))
+        limit_device_memory(limits)
         link.sendall(encode_frame(("planned", predict())))
     except UserError as error:
         _exit_with_error(error, link)

@@ -40,6 +40,7 @@ from llmcli.serve.http.exchange import (
 )
 from llmcli.serve.http.origin_guard import OriginGuard
 from llmcli.serve.http.request_ids import RequestIdMiddleware
+from llmcli.serve.http.routes.answer_control import CONTROL_PATHS, END_THINKING
 from llmcli.serve.http.routes.websocket import SOCKET_PATH, SocketSession
 from llmcli.serve.processes.asgi_relay import portable_scope
 from llmcli.serve.processes.prefix_affinity import prefix_key
@@ -117,6 +118,11 @@ class FrontServer:
             self._n_open -= 1
             if not self._n_open:
                 self._idle.set()
+
+    @property
+    def n_open(self) -> int:
+        """The requests and sockets that are open."""
+        return self._n_open
 
     async def drain(self, seconds: float) -> None:
         """Accept no more requests, and wait at most `seconds` for the running ones. Then cancel the
@@ -246,16 +252,28 @@ class FrontServer:
         await socket.accept()
         await SocketSession(
             socket,
-            partial(self._socket_documents, portable_scope(scope)),
+            partial(self.forwarded_documents, portable_scope(scope)),
+            partial(self._end_thinking, portable_scope(scope)),
             self.socket_answers,
             self.body_budget,
         ).run()
 
-    async def _socket_documents(
+    async def _end_thinking(self, scope: dict[str, Any], response_id: str) -> bool:
+        """End the thinking of a running response of a WebSocket's client, and return whether it was
+        thinking. `scope`: the WebSocket's.
+        """
+        body = {"id": response_id, "action": END_THINKING}
+        try:
+            async with aclosing(self.forwarded_documents(scope, CONTROL_PATHS[0], body)) as answers:
+                return any([answer["success"] async for answer in answers])
+        except ApiError:  # the answer has ended
+            return False
+
+    async def forwarded_documents(
         self, scope: dict[str, Any], path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Forward a request of a WebSocket, and yield the JSON objects of its answer. `scope`: the
-        WebSocket's.
+        """Forward a request that did not come over HTTP, and yield the JSON objects of its answer.
+        `scope`: that of the WebSocket or the gRPC call. Raises ApiError.
         """
         headers = [
             (name, value) for name, value in scope["headers"] if name.lower() in INHERITED_HEADERS

@@ -25,6 +25,7 @@ from llmcli.api.errors import ApiError
 from llmcli.errors import UserError
 from llmcli.hardware.ray_cluster import open_cluster
 from llmcli.serve.http.app import make_app
+from llmcli.serve.http.routes.answer_control import CONTROL_PATHS
 from llmcli.serve.processes.asgi_relay import OpenModel
 from llmcli.serve.processes.front import UpstreamLost
 from llmcli.serve.processes.merged_metrics import MERGED_PATHS, merge_bodies
@@ -162,10 +163,14 @@ class Replicas:
         self, scope: dict[str, Any], body: bytes, key: bytes
     ) -> AsyncGenerator[Message, None]:
         """Send a request to one replica, as Upstream.ask. Requests for MERGED_PATHS are sent to all
-        replicas.
+        replicas, and so are changes of running answers, each of which one replica has.
         """
         if scope["path"] in MERGED_PATHS and scope["method"] == "GET":
             for message in await self._ask_all(scope, body):
+                yield message
+            return
+        if scope["path"] in CONTROL_PATHS:
+            for message in choose_answer(await self._broadcast(scope, body)):
                 yield message
             return
         response = self._streaming_handle.remote(scope, body, key=key)
@@ -185,18 +190,7 @@ class Replicas:
         """Return the ASGI messages of the merged response of all replicas. If a replica responds
         with an error (such as a missing key), return its response instead.
         """
-
-        def broadcast() -> list[tuple[str, list[Message]]]:
-            """Call all replicas, and return each one's name and response."""
-            response: Any = self._handle.broadcast("answer_whole", scope, body)
-            return list(response.results(timeout_s=CALL_TIMEOUT_SECONDS))
-
-        try:
-            answers = dict(await asyncio.to_thread(broadcast))
-        except (RayError, RayServeException, TimeoutError) as error:
-            raise UpstreamLost(str(error)) from None
-        if not answers:
-            raise UpstreamLost
+        answers = await self._broadcast(scope, body)
         for messages in answers.values():
             if messages[0]["status"] != 200:
                 return messages
@@ -214,6 +208,22 @@ class Replicas:
             {"type": "http.response.body", "body": raw, "more_body": False},
         ]
 
+    async def _broadcast(self, scope: dict[str, Any], body: bytes) -> dict[str, list[Message]]:
+        """Return the ASGI messages of the response of each replica. Raises UpstreamLost."""
+
+        def broadcast() -> list[tuple[str, list[Message]]]:
+            """Call all replicas, and return each one's name and response."""
+            response: Any = self._handle.broadcast("answer_whole", scope, body)
+            return list(response.results(timeout_s=CALL_TIMEOUT_SECONDS))
+
+        try:
+            answers = dict(await asyncio.to_thread(broadcast))
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise UpstreamLost(str(error)) from None
+        if not answers:
+            raise UpstreamLost
+        return answers
+
     async def wait(self, seconds: float) -> str:
         """Return "" at once, because Ray itself waits for a replica."""
         return ""
@@ -222,6 +232,15 @@ class Replicas:
         """Cancel every answer now."""
         for response in tuple(self._running):
             response.cancel()
+
+
+def choose_answer(answers: dict[str, list[Message]]) -> list[Message]:
+    """Return the response of the replica that has what a request names, or a response with status
+    404 if none has it.
+    """
+    responses = list(answers.values())
+    found = (messages for messages in responses if messages[0]["status"] != 404)
+    return next(found, responses[0])
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from openai import OpenAI
 from llmcli.api.errors import ServerBusy
 from llmcli.batch.journal import BatchJournal
 from llmcli.runtime.requests.request import BACKGROUND_PRIORITY
-from llmcli.serve.batches import file_store, worker
+from llmcli.serve.batches import engine_lines, file_store, worker
 from llmcli.serve.engine_thread import embedding_queue
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.batches import (
@@ -111,7 +111,7 @@ def test_few_texts_are_embedded_between_requests_of_clients(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
-    monkeypatch.setattr(worker, "BUSY_SECONDS", 0)
+    monkeypatch.setattr(engine_lines, "BUSY_SECONDS", 0)
 
     async def embed(self: Any, texts: Any, client: str, norm: int) -> list[Any]:
         sizes.append(len(texts))
@@ -120,9 +120,13 @@ def test_few_texts_are_embedded_between_requests_of_clients(
         return [np.full(1, 0.5, np.float32)] * len(texts)
 
     monkeypatch.setattr(embedding_queue.EmbeddingQueue, "embed", embed)
-    monkeypatch.setattr(worker.embeddings.EmbeddingsRequest, "vector_length", lambda *arguments: 1)
-    monkeypatch.setattr(worker.embeddings, "refuse_token_vectors", lambda embedder: None)
-    monkeypatch.setattr(worker.embeddings, "encode_texts", lambda texts, *_: [[1]] * len(texts))
+    monkeypatch.setattr(
+        engine_lines.embeddings.EmbeddingsRequest, "vector_length", lambda *arguments: 1
+    )
+    monkeypatch.setattr(engine_lines.embeddings, "refuse_token_vectors", lambda embedder: None)
+    monkeypatch.setattr(
+        engine_lines.embeddings, "encode_texts", lambda texts, *_: [[1]] * len(texts)
+    )
 
     async def embedder(self: Any) -> None:
         return None
@@ -141,14 +145,14 @@ def test_a_stopped_server_goes_on_where_it_was(
 ) -> None:
     names = [f"{number}" for number in range(6)]
     reached, go_on = threading.Event(), threading.Event()
-    build_form, built = worker.BatchJob.build_form, list[str]()
+    build_form, built = engine_lines.BatchJob.build_form, list[str]()
 
     def before(number: int) -> None:
         if number == 20:  # in the middle of an answer
             reached.set()
             assert go_on.wait(30)
 
-    def noted_form(job: worker.BatchJob, request: Any) -> Any:
+    def noted_form(job: engine_lines.BatchJob, request: Any) -> Any:
         built.append(request.custom_id)
         return build_form(job, request)
 
@@ -158,7 +162,7 @@ def test_a_stopped_server_goes_on_where_it_was(
 
     stop = worker.BatchWorker.stop
     monkeypatch.setattr(worker.BatchWorker, "stop", noted_stop)
-    monkeypatch.setattr(worker.BatchJob, "build_form", noted_form)
+    monkeypatch.setattr(engine_lines.BatchJob, "build_form", noted_form)
     context = FakeContext(n_ctx=4000, n_seq_max=2, reply=b"hello", before=before)
     with served_api(folder, 1, context=context) as (served, api):
         batch = create(api, *(chat_line(name) for name in names))
@@ -536,14 +540,14 @@ def test_a_batch_fails_if_its_input_is_gone(folder: Path, kind: str) -> None:
 def test_a_bug_fails_one_line_or_one_batch_and_is_logged(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build_form = worker.BatchJob.build_form
+    build_form = engine_lines.BatchJob.build_form
 
     def broken_form(job: Any, request: Any) -> Any:
         if request.custom_id == "bug":
             raise ZeroDivisionError
         return build_form(job, request)
 
-    monkeypatch.setattr(worker.BatchJob, "build_form", broken_form)
+    monkeypatch.setattr(engine_lines.BatchJob, "build_form", broken_form)
     with served_api(folder) as (_, api):
         batch = wait(api, create(api, chat_line("a"), chat_line("bug")))
         assert read_texts(api, batch) == {"a": "hello"}

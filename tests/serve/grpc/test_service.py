@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from llmcli.errors import UserError
@@ -18,6 +19,11 @@ from llmcli.serve.grpc.service import PROTO_FOLDER, SERVICE_NAME, require_grpc
 from llmcli.serve.http import body_budget
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.server import Served
+from tests.serve.http.routes.test_answer_control import (
+    TEMPLATE,
+    endless_thought,
+    release_at_end,
+)
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("google.protobuf")
@@ -295,3 +301,20 @@ def tiny_with_grpc(stories_runner: Any) -> Iterator[Served]:
 
     with serving(stories_runner, grpc_port=0) as served:
         yield served
+
+
+def test_the_thinking_of_a_call_is_ended_over_http(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    served = serve(endless_thought(released), template=TEMPLATE, n_ctx=4096, grpc_port=0)
+    release_at_end(served, released, monkeypatch)
+    with open_stub(served) as stub:
+        call = stub.Generate(generate(more={"endless": True}), timeout=60)
+        found = dict(call.initial_metadata())[service.ID_METADATA]
+        first = next(call)  # the answer has begun
+        body = {"id": found, "action": "reasoning_end"}
+        ended = httpx.post(f"{served.v1}/chat/completions/control", json=body, timeout=60)
+        assert ended.json()["success"] is True
+        assert first.reasoning
+        assert "yes" in "".join(answer.text for answer in call)

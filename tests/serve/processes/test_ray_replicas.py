@@ -87,3 +87,33 @@ def test_the_router_prefers_the_replica_of_the_prefix() -> None:
     assert choose(b"key", replicas) == [order[:1], order[1:]]
     assert choose(b"key", replicas[::-1]) == [order[:1], order[1:]]
     assert choose(b"", replicas) == [["a", "b", "c"]]
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray warns when it is imported
+def test_a_running_answer_is_changed_in_the_replica_that_has_it() -> None:
+    pytest.importorskip("ray")
+    from llmcli.serve.processes.ray_replicas import Replicas
+
+    statuses = {"a": 404, "b": 200, "c": 404}
+
+    class Handle:
+        """A handle of replicas that answer with their statuses."""
+
+        def options(self, **_: Any) -> Any:
+            return self
+
+        def broadcast(self, method: str, scope: Any, body: bytes) -> Any:
+            answers = [
+                (name, [{"type": "http.response.start", "status": status, "replica": name}])
+                for name, status in statuses.items()
+            ]
+            return SimpleNamespace(results=lambda timeout_s: answers)
+
+    async def change() -> str:
+        scope = {"path": "/v1/chat/completions/control", "method": "POST"}
+        (message,) = [message async for message in Replicas(Handle()).ask(scope, b"{}", b"")]
+        return f"{message['replica']} {message['status']}"
+
+    assert asyncio.run(change()) == "b 200"
+    statuses["b"] = 404
+    assert asyncio.run(change()) == "a 404"

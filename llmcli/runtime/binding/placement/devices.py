@@ -5,6 +5,7 @@ buffers.
 import ctypes
 import functools
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ DEVICE_KINDS = {
     HEADER_NUMBERS[f"GGML_BACKEND_DEVICE_TYPE_{kind.upper()}"]: kind
     for kind in ("cpu", "gpu", "igpu", "accel", "meta")
 }
+
+
+_free_limits: dict[str, int] = {}  # see limit_device_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +102,25 @@ def list_devices() -> list[Device]:
     for device in _addresses():
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        name = library.ggml_backend_dev_name(device).decode()
         result.append(
             Device(
-                library.ggml_backend_dev_name(device).decode(),
+                name,
                 library.ggml_backend_dev_description(device).decode(),
                 DEVICE_KINDS.get(library.ggml_backend_dev_type(device), "other"),
-                free.value,
+                _free_limits.get(name, free.value),
                 total.value,
             )
         )
     return result
+
+
+def limit_device_memory(free_bytes: Mapping[str, int]) -> None:
+    """Make list_devices() report these free bytes by device in this process, so that everything is
+    planned as if other programs took the rest. Nothing enforces them.
+    """
+    _free_limits.clear()
+    _free_limits.update(free_bytes)
 
 
 def find_device(name: str) -> int | None:

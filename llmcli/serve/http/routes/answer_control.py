@@ -14,6 +14,8 @@ from llmcli.serve.http import api_keys
 from llmcli.serve.http.exchange import json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
+CONTROL_PATHS = ("/v1/chat/completions/control", "/chat/completions/control")
+END_THINKING: Literal["reasoning_end"] = "reasoning_end"
 MAX_SHOWN_CHARACTERS = 100  # of an id in an error message
 
 
@@ -52,10 +54,10 @@ async def control_answer(service: Service, request: Request) -> Response:
 
 ROUTES = (
     Route(
-        "/v1/chat/completions/control",
+        CONTROL_PATHS[0],
         control_answer,
         ("POST",),
-        ("/chat/completions/control",),
+        CONTROL_PATHS[1:],
         body_type=AnswerControlBody,
     ),
 )

@@ -8,14 +8,16 @@ form (api/forms/base.py) or /v1/embeddings. All messages of its answer have the 
 - {"id": "a", "error": {…}} instead of the end if the request fails.
 
 The message {"id": "a", "cancel": true} cancels the request within one step of the engine. Closing
-the socket cancels all its requests.
+the socket cancels all its requests. The message {"id": "a", "action": "reasoning_end"} ends the
+thinking of a stream, so that the reply follows; {"id": "a", "control": {"success": true, …}}
+confirms it. It works for the APIs whose chunks have the id of the response.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -30,6 +32,7 @@ from llmcli.serve.engine_thread.document_stream import stream_documents
 from llmcli.serve.http import api_keys
 from llmcli.serve.http.body_budget import BodyBudget, BodyReservation
 from llmcli.serve.http.exchange import build_form, parse_json
+from llmcli.serve.http.routes.answer_control import END_THINKING
 from llmcli.serve.http.routes.embeddings import answer_embeddings
 from llmcli.serve.http.service import Route, Service
 from llmcli.serve.http.websocket_connection import RESERVATION_KEY
@@ -41,14 +44,17 @@ SOCKET_PATH = "/v1/ws"
 # Takes the path and the body of a request, and yields the JSON objects of its answer. Raises
 # UserError. Closing the generator cancels the answer.
 AnswerFunction = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
+# Takes the id of a running response, and returns whether its thinking was ended.
+EndThinkingFunction = Callable[[str], Awaitable[bool]]
 
 
 class SocketMessage(RequestBody):
-    """A message of a client: a request, or the end of one."""
+    """A message of a client: a request, a change of one, or its end."""
 
     reports_unknown: ClassVar[bool] = False
     id: str = honored("the name of the request", ...)
     cancel: bool | None = honored("end the request with this id")
+    action: Literal["reasoning_end"] | None = honored("reasoning_end: end the thinking now")
     path: str | None = honored("the path of the API")
     body: Annotated[dict[str, Any], JsonObject("an object")] | None = honored(
         "the body of the request"
@@ -57,7 +63,7 @@ class SocketMessage(RequestBody):
 
 class SocketSession:
     """One WebSocket, and the tasks that answer its requests. `ask`: answers one request.
-    `all_tasks`: the server's set of such tasks, to which this session adds its own. `budget`: the
+    `end_thinking`: ends the thinking of an answer. `all_tasks`: the server's set of such tasks, to which this session adds its own. `budget`: the
     memory for large messages.
     """
 
@@ -65,11 +71,15 @@ class SocketSession:
         self,
         socket: WebSocket,
         ask: AnswerFunction,
+        end_thinking: EndThinkingFunction,
         all_tasks: "set[asyncio.Task[None]]",
         budget: BodyBudget,
     ) -> None:
         self._socket, self._ask, self._all_tasks, self._budget = socket, ask, all_tasks, budget
+        self._end_thinking = end_thinking
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._response_ids: dict[str, str] = {}  # by the id of a request, once a chunk had it
+        self._ending: set[str] = set()  # requests whose thinking ends as soon as they have an id
         self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
         self.is_closed = False
@@ -117,6 +127,8 @@ class SocketSession:
             if message.cancel:
                 if task := self._tasks.get(name):
                     task.cancel()
+            elif message.action:
+                await self._end_thinking_of(name)
             elif name in self._tasks:
                 raise ApiError(
                     "another request with this id is still running", param="id", code="id_in_use"
@@ -156,6 +168,16 @@ class SocketSession:
         task.add_done_callback(self._all_tasks.discard)
         task.add_done_callback(lambda _: reservation.release())
 
+    async def _end_thinking_of(self, name: str) -> None:
+        """End the thinking of the answer to a request, now or when it begins."""
+        if name in self._tasks and name not in self._response_ids:
+            self._ending.add(name)
+            return
+        self._ending.discard(name)
+        response_id = self._response_ids.get(name)
+        success = response_id is not None and await self._end_thinking(response_id)
+        await self._send({"id": name, "control": {"action": END_THINKING, "success": success}})
+
     async def _answer(
         self, name: str, path: str, body: Mapping[str, Any], reservation: BodyReservation
     ) -> None:
@@ -166,6 +188,10 @@ class SocketSession:
                 async for data in documents:
                     reservation.release()
                     await self._send({"id": name, "data": data})
+                    if name not in self._response_ids and (found := read_response_id(data)):
+                        self._response_ids[name] = found
+                        if name in self._ending:
+                            await self._end_thinking_of(name)
         except asyncio.CancelledError:
             if self.is_closed:
                 raise
@@ -175,6 +201,9 @@ class SocketSession:
             last_fields = error_document(as_api_error(error))
         finally:
             del self._tasks[name]
+            self._response_ids.pop(name, None)
+        if name in self._ending:  # it had no id
+            await self._end_thinking_of(name)
         await self._send({"id": name, **last_fields})
 
     async def _send(self, message: dict[str, Any]) -> None:
@@ -191,9 +220,23 @@ async def serve_socket(service: Service, socket: WebSocket) -> None:
     await SocketSession(
         socket,
         partial(answer_documents, service, client),
+        partial(end_thinking, service, client),
         service.socket_answers,
         service.body_budget,
     ).run()
+
+
+async def end_thinking(service: Service, client: str, response_id: str) -> bool:
+    """End the thinking of a client's running response, and return whether it was thinking."""
+    return bool(await service.bridge.end_thinking(response_id, client))
+
+
+def read_response_id(document: Mapping[str, Any]) -> str:
+    """Return the id of the response in a chunk of any API; "" if it has none."""
+    for part in (document.get("response"), document.get("message"), document):
+        if isinstance(part, Mapping) and isinstance(found := part.get("id"), str):
+            return found
+    return ""
 
 
 async def answer_documents(

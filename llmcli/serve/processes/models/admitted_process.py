@@ -3,7 +3,7 @@ server admits it. The process runs asgi_relay.run_admitted_process. It is not re
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,12 +23,12 @@ class AdmittedProcess(ModelProcess):
         self.facts: dict[str, Any] = {}
         self._was_available = self._is_aborted = False
 
-    def plan(self, limit_bytes: int) -> PlannedMemory:
-        """Start the process, and return what the model will take. `limit_bytes`: the most that it
-        may take. Waits. Raises UserError if no setting of the model fits, or if it cannot be read.
+    def plan(self, limits: Mapping[str, int]) -> PlannedMemory:
+        """Start the process, and return what the model will take. `limits`: the most bytes that it
+        may take, by device. Waits. Raises UserError if no setting of the model fits, or if it cannot be read.
         """
         process, link = self._spawn(
-            run_admitted_process, self._predict, self._open_model, limit_bytes
+            run_admitted_process, self._predict, self._open_model, dict(limits)
         )
         self._process, self._link = process, link
         if self._is_aborted:  # while the process was started
@@ -37,7 +37,7 @@ class AdmittedProcess(ModelProcess):
         return PlannedMemory(**frame[1])
 
     def load(self, limit_bytes: int) -> None:
-        """Load the model into at most `limit_bytes`. Waits. Raises UserError if that fails."""
+        """Load the model into at most `limit_bytes` of the host. Waits. Raises UserError if that fails."""
         assert self._link is not None
         with suppress(OSError):  # if the process has ended, reading fails, too
             self._link.sendall(encode_frame(("load", limit_bytes)))

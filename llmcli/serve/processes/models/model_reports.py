@@ -12,14 +12,38 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from llmcli.runtime.binding.placement.devices import HOST_DEVICE
 from llmcli.serve.processes.asgi_relay import portable_scope
 from llmcli.serve.processes.front import UpstreamLost
 from llmcli.serve.processes.models.admitted_process import AdmittedProcess
-from llmcli.serve.processes.models.model_pool import ModelPool, PooledModel
+from llmcli.serve.processes.models.model_pool import ModelPool
+from llmcli.serve.processes.models.pooled_model import PooledModel
 
 REPORT_SECONDS = 10.0  # time for a process to report
 # a sample of Prometheus' text format: its name, its labels if it has any, and its value
 SAMPLE_PATTERN = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
+
+
+# The fields of a model in /v1/models of a server of several, for the docs.
+MODEL_FIELDS = {
+    "aliases": "further names for requests",
+    "state": "here, absent, queued, loading, loaded, unloading or failed",
+    "status": "llama-server's name of the state (unloaded, loading, loaded), and whether it failed",
+    "bytes": "bytes of the host that count for its process now",
+    "device_bytes": "bytes of each GPU that count for its process now",
+    "planned": "bytes that it takes by purpose, once it was planned",
+    "pinned": "whether it stays loaded",
+    "running": "requests that its process answers",
+    "waiting": "requests that wait for it",
+    "draining": "why it gets no further requests, or null",
+    "idle_ms": "milliseconds since its last request, if it is loaded and idle",
+    "expires_ms": "milliseconds until it is unloaded if it stays idle, or null",
+    "loads": "how often it was loaded",
+    "crashes": "how often its process was lost",
+    "load_ms": "milliseconds of its last load",
+    "error": "why it failed, or null",
+    "hint": "what helps, or null",
+}
 
 
 def model_fields(model: PooledModel) -> dict[str, Any]:
@@ -31,6 +55,7 @@ def model_fields(model: PooledModel) -> dict[str, Any]:
     return {
         "pid": model.process.pid if is_loaded and model.process else None,
         "bytes": model.reserved_bytes,
+        "device_bytes": model.device_bytes,
         "planned": {**memory.as_dict(), "needed_bytes": memory.needed_bytes} if memory else None,
         "pinned": model.served.is_pinned,
         "running": model.n_running,
@@ -48,9 +73,15 @@ def model_fields(model: PooledModel) -> dict[str, Any]:
     }
 
 
-def memory_totals(pool: ModelPool) -> dict[str, int]:
-    """Return the limit of all models, and what counts for them now."""
-    return {"limit_bytes": pool.settings.limit_bytes, "reserved_bytes": pool.reserved_bytes}
+def memory_totals(pool: ModelPool) -> dict[str, Any]:
+    """Return the limit of all models on the host, and what counts for them now. `devices`: the same
+    of each GPU.
+    """
+    totals = {
+        device: {"limit_bytes": limit, "reserved_bytes": pool.state.reserved_bytes(device)}
+        for device, limit in pool.state.limits.items()
+    }
+    return {**totals.pop(HOST_DEVICE), "devices": totals}
 
 
 async def collect_memory(pool: ModelPool, scope: Any) -> dict[str, Any]:
@@ -114,6 +145,16 @@ def _pool_metrics(pool: ModelPool) -> list[str]:
         lines += [
             f'{metric}{{model="{_escape(name)}"}} {values[key]}' for name, values in fields.items()
         ]
+    on_gpus = [
+        f'llmcli_model_device_bytes{{model="{_escape(name)}",device="{_escape(device)}"}} {nbytes}'
+        for name, values in fields.items()
+        for device, nbytes in values["device_bytes"].items()
+    ]
+    if on_gpus:
+        lines.append(
+            "# HELP llmcli_model_device_bytes Bytes that count for the model on a GPU now."
+        )
+        lines += ["# TYPE llmcli_model_device_bytes gauge", *on_gpus]
     return lines
 
 

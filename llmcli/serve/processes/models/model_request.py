@@ -3,17 +3,20 @@ it.
 """
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
+from starlette.datastructures import Headers
 from starlette.types import Message
 
 from llmcli.api.errors import ERROR_TYPES, ApiError
 from llmcli.api.forms import find_form
+from llmcli.api.forms.base import ApiForm
 from llmcli.api.stream_resume import MARKS_KEY
+from llmcli.serve.http import api_keys
 from llmcli.serve.http.exchange import parse_json
 from llmcli.serve.processes.front import PROGRESS_KEY
 from llmcli.units import parse_duration
@@ -27,12 +30,17 @@ class ModelRequest:
 
     - `name`: the model that it names; None: it names none.
     - `keep_alive`: seconds for which the model stays loaded; None: the server's default.
-    - `shows_progress`: its answer is a stream that can have comments.
+    - `form`: the class of its API form if its answer is a stream that can have signs of life.
     """
 
     name: str | None
     keep_alive: float | None = None
-    shows_progress: bool = False
+    form: type[ApiForm] | None = None
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether its client gets signs of life while it waits for its model."""
+        return self.form is not None
 
 
 async def read_model_request(scope: dict[str, Any], body: bytes) -> ModelRequest:
@@ -48,8 +56,16 @@ async def read_model_request(scope: dict[str, Any], body: bytes) -> ModelRequest
     return ModelRequest(
         name,
         read_keep_alive(document.get("keep_alive")),
-        shows_progress=form is not None and bool(form.ping) and document.get("stream") is True,
+        form
+        if form and form.ping and document.get("stream", form.streams_by_default) is True
+        else None,
     )
+
+
+def read_client(scope: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    """Return the id of the client of a request, as a server of one model. `keys`: the API keys."""
+    address = (scope.get("client") or ("",))[0]
+    return api_keys.client_id(Headers(raw=list(scope.get("headers", ()))), address, keys)
 
 
 def read_keep_alive(value: Any) -> float | None:
@@ -68,19 +84,22 @@ def progress_messages(
     request: ModelRequest, name: str, state: str, n_sent: int
 ) -> Iterator[Message]:
     """Yield the ASGI messages that report to a stream's client that the model `name` is in a `state`.
-    They are comments, which clients ignore. `n_sent`: how many were sent before.
+    In streams of events they are comments, which clients ignore. Streams of JSON lines have nothing
+    that clients ignore but spaces before an object, so that they tell no state. `n_sent`: how many
+    were sent before.
     """
-    if not request.shows_progress:
+    if request.form is None:
         return
     marks = {MARKS_KEY: (), PROGRESS_KEY: True}
     if not n_sent:
         headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", f"{request.form.media_type}; charset=utf-8".encode()),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
         ]
         yield {"type": "http.response.start", "status": 200, "headers": headers, **marks}
-    line = f": {name} is {state}\n\n".encode()
+    has_comments = request.form.ping.startswith(b":")
+    line = f": {name} is {state}\n\n".encode() if has_comments else request.form.ping
     yield {"type": "http.response.body", "body": line, "more_body": True, **marks}
 
 

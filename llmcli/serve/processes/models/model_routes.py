@@ -8,12 +8,13 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
 
+from llmcli.api.bodies.base import RequestBody, honored
 from llmcli.api.errors import ApiError
 from llmcli.api.server_settings import ServerSettings
 from llmcli.serve.http.exchange import (
@@ -25,15 +26,16 @@ from llmcli.serve.http.exchange import (
     read_checked_body,
 )
 from llmcli.serve.http.routes import ROUTES
-from llmcli.serve.http.routes.answer_control import parse_control, unknown_answer
+from llmcli.serve.http.routes.answer_control import CONTROL_PATHS, parse_control, unknown_answer
 from llmcli.serve.http.routes.api_description import docs_response, openapi_response
 from llmcli.serve.http.routes.ollama import NEVER, OLLAMA_VERSION, model_document
 from llmcli.serve.http.routes.ollama_models import ModelNameBody, pulled_response
 from llmcli.serve.http.routes.page import build_page
 from llmcli.serve.http.service import Route
 from llmcli.serve.processes.models import model_reports
-from llmcli.serve.processes.models.model_pool import ModelPool, PooledModel
-from llmcli.serve.processes.models.model_request import read_keep_alive
+from llmcli.serve.processes.models.model_pool import ModelPool
+from llmcli.serve.processes.models.model_request import read_client, read_keep_alive
+from llmcli.serve.processes.models.pooled_model import PooledModel
 
 # The paths whose requests load or unload a model if they have no prompt, as in ollama.
 PROMPT_FIELDS = {"/api/generate": "prompt", "/api/chat": "messages"}
@@ -44,10 +46,8 @@ ROUTER_STATES = {
     "queued": "loading",
     "loading": "loading",
 }
-# Files belong to a server of one model, and no request changes the models on this disk.
+# No request changes the models on this disk.
 REFUSED_PATHS = (
-    "/v1/files",
-    "/v1/batches",
     "/api/create",
     "/api/copy",
     "/api/delete",
@@ -60,8 +60,8 @@ PATH_PATTERNS = tuple(
     for path in (route.path, *route.further_paths)
     if not route.is_websocket
 )
+LOAD_PATH, UNLOAD_PATH = "/models/load", "/models/unload"
 MODEL_PREFIX = "/v1/models/"
-CONTROL_PATHS = ("/v1/chat/completions/control", "/chat/completions/control")
 Handler = Callable[[Request], Awaitable[Response | None]]
 
 
@@ -77,6 +77,14 @@ async def read_facts(model: PooledModel) -> None:
     await asyncio.to_thread(lambda: model.served.facts)
 
 
+class ModelChangeBody(RequestBody):
+    """A model that a server of several loads or unloads."""
+
+    origin: ClassVar[str] = "llama-server"
+    model: str | None = honored("the name of the model")
+    name: str | None = honored("the same as model")
+
+
 class ModelRoutes:
     """The routes of a server of several models. `created`: the Unix time of its start."""
 
@@ -85,8 +93,8 @@ class ModelRoutes:
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/v1/models"): self._list_models,
             ("GET", "/models"): self._list_models,
-            ("POST", "/models/load"): self._load,
-            ("POST", "/models/unload"): self._unload,
+            ("POST", LOAD_PATH): self.load,
+            ("POST", UNLOAD_PATH): self.unload,
             ("GET", "/api/tags"): self._list_tags,
             ("GET", "/api/ps"): self._list_running,
             ("GET", "/api/version"): self._show_version,
@@ -216,8 +224,8 @@ class ModelRoutes:
                     {
                         **self._ollama_document(model),
                         "expires_at": _expiry(model),
-                        "size": model.reserved_bytes,
-                        "size_vram": 0,
+                        "size": model.reserved_bytes + sum(model.device_bytes.values()),
+                        "size_vram": sum(model.device_bytes.values()),
                         "context_length": model.memory.n_ctx if model.memory else 0,
                     }
                     for model in loaded
@@ -255,15 +263,15 @@ class ModelRoutes:
 
     # --- loading
 
-    async def _load(self, request: Request) -> Response:
+    async def load(self, request: Request) -> Response:
         """Load a model, and respond when it is loaded."""
-        model = await self._read_model(request)
-        await cancel_on_disconnect(request.receive, self._touch(model, None))
+        model = await self._read_change(request)
+        await cancel_on_disconnect(request.receive, self._touch(request, model, None))
         return json_response({"success": True, "model": model.name, "state": model.shown_state})
 
-    async def _unload(self, request: Request) -> Response:
+    async def unload(self, request: Request) -> Response:
         """Unload a model when its requests have ended, and respond then."""
-        model = await self._read_model(request)
+        model = await self._read_change(request)
         was_loaded = await cancel_on_disconnect(request.receive, self._pool.unload(model))
         return json_response(
             {
@@ -274,9 +282,15 @@ class ModelRoutes:
             }
         )
 
-    async def _touch(self, model: PooledModel, keep_alive: float | None) -> None:
-        """Load a model, and let it stay for `keep_alive` seconds."""
-        async with self._pool.use(model, keep_alive):
+    async def _read_change(self, request: Request) -> PooledModel:
+        """Return the model that a request loads or unloads. Raises ApiError."""
+        body = await read_checked_body(request, self._settings.max_body, ModelChangeBody)
+        return await self._find(body.model or body.name)
+
+    async def _touch(self, request: Request, model: PooledModel, keep_alive: float | None) -> None:
+        """Load a model for the client of a request, and let it stay for `keep_alive` seconds."""
+        client = read_client(request.scope, self._settings.keys)
+        async with self._pool.use(model, keep_alive, client):
             pass
 
     async def _load_without_prompt(self, request: Request) -> Response | None:
@@ -292,7 +306,7 @@ class ModelRoutes:
         if keep_alive == 0:
             await cancel_on_disconnect(request.receive, self._pool.unload(model))
         else:
-            await cancel_on_disconnect(request.receive, self._touch(model, keep_alive))
+            await cancel_on_disconnect(request.receive, self._touch(request, model, keep_alive))
         is_chat = request.scope["path"] == "/api/chat"
         text = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
         return json_response(
@@ -306,13 +320,17 @@ class ModelRoutes:
         )
 
     async def _control_answer(self, request: Request) -> Response:
-        """Change a running answer of any model. The request has the id of the answer and names no
+        """Change a running answer of any model. Raises ApiError."""
+        raw = await read_all(request, self._settings.max_body)
+        return await self.control_answer(request.scope, raw)
+
+    async def control_answer(self, scope: Any, raw: bytes) -> Response:
+        """Change a running answer of any model. `raw`: the request's body. The request has the id of the answer and names no
         model, so that it is sent to all loaded models, of which at most one has the answer. Raises
         ApiError (404) if none has it.
         """
-        raw = await read_all(request, self._settings.max_body)
-        body = parse_control(await parse_json(raw), request.scope["path"])
-        for answer in (await model_reports.ask_loaded(self._pool, request.scope, raw)).values():
+        body = parse_control(await parse_json(raw), scope["path"])
+        for answer in (await model_reports.ask_loaded(self._pool, scope, raw)).values():
             if answer.status != HTTPStatus.NOT_FOUND:
                 return Response(answer.body, answer.status, media_type="application/json")
         raise unknown_answer(body)
@@ -343,7 +361,7 @@ class ModelRoutes:
     async def _describe(self, request: Request) -> Response:
         """Respond with the description of all paths."""
         build = docs_response if request.scope["path"] == "/docs" else openapi_response
-        return await asyncio.to_thread(build, tuple(ROUTES.values()))
+        return await asyncio.to_thread(build, (*ROUTES.values(), *MODEL_ROUTES))
 
     async def _pull(self, request: Request) -> Response:
         """Report that a model is here. No model is downloaded."""
@@ -355,6 +373,15 @@ class ModelRoutes:
         """Respond with the chat page."""
         document, headers = build_page()
         return Response(document, headers=headers, media_type="text/html; charset=utf-8")
+
+
+_load: Any = ModelRoutes.load
+_unload: Any = ModelRoutes.unload
+# The routes that a server of one model does not have, for /docs and /openapi.json.
+MODEL_ROUTES = (
+    Route(LOAD_PATH, _load, ("POST",), body_type=ModelChangeBody),
+    Route(UNLOAD_PATH, _unload, ("POST",), body_type=ModelChangeBody),
+)
 
 
 def _expiry(model: PooledModel) -> str:

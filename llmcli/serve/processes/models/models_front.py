@@ -11,15 +11,24 @@ from starlette.types import Receive, Scope, Send
 
 from llmcli.api.errors import ApiError
 from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.batches.worker import BatchWorker
 from llmcli.serve.http.access import check_access
+from llmcli.serve.http.app import make_routed_app
 from llmcli.serve.http.body_budget import BodyBudgetMiddleware
 from llmcli.serve.http.cors import with_cors
 from llmcli.serve.http.exchange import ClientDisconnected
 from llmcli.serve.http.origin_guard import OriginGuard
 from llmcli.serve.http.request_ids import RequestIdMiddleware
+from llmcli.serve.http.routes import batches, files
+from llmcli.serve.http.routes.answer_control import CONTROL_PATHS
+from llmcli.serve.http.routes.files import STREAMED_PATHS
+from llmcli.serve.http.service import Service
 from llmcli.serve.processes.front import FrontServer, error_response
 from llmcli.serve.processes.models.model_pool import ModelPool
 from llmcli.serve.processes.models.model_routes import ModelRoutes, find_route
+from llmcli.serve.processes.models.pooled_lines import PooledLines
+
+FILE_ROUTES = (*files.ROUTES, *batches.ROUTES)
 
 
 class ModelsFront(FrontServer):
@@ -28,22 +37,38 @@ class ModelsFront(FrontServer):
     def __init__(self, pool: ModelPool, settings: ServerSettings) -> None:
         super().__init__(pool, settings)
         self.routes = ModelRoutes(pool, settings)
+        self.batches = BatchWorker(PooledLines(pool, settings), settings)
+        no_engine: Any = None  # the routes of files and batches use none
+        service = Service(no_engine, settings, no_engine, self.body_budget, self.batches)
+        self._files_app = make_routed_app(service, FILE_ROUTES)
         app: Any = with_cors(self._answer_allowed, settings)
-        app = BodyBudgetMiddleware(app, self.body_budget)
+        app = BodyBudgetMiddleware(app, self.body_budget, STREAMED_PATHS)
         self._bodies: Any = RequestIdMiddleware(OriginGuard(app, settings))
 
     async def _read_key(self, raw: bytes) -> bytes:
         """Return b"", because each model has one process."""
         return b""
 
+    async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
+        """Send a request to the model that it names; that of a WebSocket to end the thinking of an
+        answer names none. Raises ApiError if no response has begun.
+        """
+        if scope["path"] in CONTROL_PATHS:
+            response = await self.routes.control_answer(scope, raw)
+            await response(scope, _receive_nothing, send)
+        else:
+            await super()._forward(scope, raw, send)
+
     async def _answer_allowed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose origin is allowed."""
         request = Request(scope, receive)
         try:
-            check_access(find_route(scope["path"]), request.headers, self.settings)
+            route = find_route(scope["path"])
+            check_access(route, request.headers, self.settings)
             if self.is_stopping:
                 raise ApiError("the server is stopping", 503)
-            response = await self.routes.answer(request)
+            is_file = route in FILE_ROUTES
+            response = self._files_app if is_file else await self.routes.answer(request)
         except ClientDisconnected:
             return
         except ApiError as error:
@@ -52,6 +77,11 @@ class ModelsFront(FrontServer):
             await self._answer(scope, _replay(request, receive), send)
         else:
             await response(scope, receive, send)
+
+
+async def _receive_nothing() -> Any:
+    """Raise an error, because a response that is complete reads nothing."""
+    raise NotImplementedError
 
 
 def _replay(request: Request, receive: Receive) -> Receive:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from websockets.sync.client import connect
 
 from tests.fixtures.fakes import EOS
 from tests.fixtures.server import Served
@@ -21,6 +22,17 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000},
 }
+
+
+def release_at_end(served: Served, released: threading.Event, monkeypatch: Any) -> None:
+    """Let the model think on when its thinking is about to be ended."""
+    end_thinking = served.bridge.end_thinking
+
+    async def release_and_end(name: str, client: str) -> bool | None:
+        released.set()
+        return await end_thinking(name, client)
+
+    monkeypatch.setattr(served.bridge, "end_thinking", release_and_end)
 
 
 def endless_thought(released: threading.Event) -> Callable[[list[int]], int]:
@@ -93,6 +105,46 @@ def test_the_reply_follows_when_the_thinking_is_ended(
         text += json.dumps(chunk)
     assert "yes" in text or '"y"' in text
     assert end(found, own).status_code == 404  # the answer has ended
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_message_on_the_socket_ends_the_thinking(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, path: str, is_early: bool
+) -> None:
+    released = threading.Event()
+    served = serve(endless_thought(released), template=TEMPLATE, n_ctx=4096)
+    release_at_end(served, released, monkeypatch)
+    end = json.dumps({"id": "a", "action": "reasoning_end"})
+    with connect(f"{served.v1.replace('http', 'ws', 1)}/ws") as socket:
+        socket.send(end)  # no such request
+        unknown = json.loads(socket.recv(timeout=60))
+        assert unknown["control"] == {"action": "reasoning_end", "success": False}
+        body = {**REQUESTS[path], "stream": True, "endless": True}
+        socket.send(json.dumps({"id": "a", "path": path, "body": body}))
+        messages: list[dict[str, Any]] = []
+        if is_early:  # it is kept until the answer has an id
+            socket.send(end)
+        while not messages or "done" not in messages[-1]:
+            messages.append(json.loads(socket.recv(timeout=60)))
+            assert "error" not in messages[-1]
+            if len(messages) == 1 and not is_early:
+                socket.send(end)
+    controls = [message["control"] for message in messages if "control" in message]
+    assert controls == [{"action": "reasoning_end", "success": True}]
+    text = json.dumps(messages)
+    assert "yes" in text or '"y"' in text
+
+
+def test_an_answer_without_an_id_cannot_be_changed(serve: Callable[..., Served]) -> None:
+    with connect(f"{serve(b'hello').v1.replace('http', 'ws', 1)}/ws") as socket:
+        body = {"messages": REQUESTS["/v1/chat/completions"]["messages"], "model": "tiny"}
+        socket.send(json.dumps({"id": "a", "path": "/api/chat", "body": body}))
+        socket.send(json.dumps({"id": "a", "action": "reasoning_end"}))
+        messages = [json.loads(socket.recv(timeout=60))]
+        while "control" not in messages[-1]:
+            messages.append(json.loads(socket.recv(timeout=60)))
+        assert messages[-1]["control"]["success"] is False
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from llmcli.runtime.requests.beam_settings import NO_SEARCH
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.serve.processes.front import UpstreamLost
 from llmcli.serve.processes.model_process import ProcessEnded
-from llmcli.serve.processes.models.model_pool import ModelPool, PoolSettings
+from llmcli.serve.processes.models.model_pool import ModelPool
+from llmcli.serve.processes.models.pool_state import PoolSettings
 from llmcli.serve.processes.models.served_models import ServedModel
 from llmcli.serve.serve_request import ServeRequest
 
@@ -34,10 +35,13 @@ class FakeProcess:
         self.limit_bytes = 0
         self.reason = ""
 
-    def plan(self, limit_bytes: int) -> PlannedMemory:
+    def plan(self, limits: Mapping[str, int]) -> PlannedMemory:
         if error := self.world.plan_errors.get(self.name):
             raise UserError(error, hint="try this")
-        return PlannedMemory(512, self.world.needs[self.name], 0, 0, 0, 0)
+        self.world.plans.append((self.name, dict(limits)))
+        on_gpus = self.world.gpu_needs.get(self.name, {})
+        needed = self.world.needs[self.name]
+        return PlannedMemory(512, needed, 0, 0, 0, 0, on_gpus, self.world.gpus)
 
     def load(self, limit_bytes: int) -> None:
         if self.world.n_killed_loads:
@@ -108,6 +112,9 @@ class World:
         self.needs = needs
         self.loaded: list[FakeProcess] = []
         self.loads: list[str] = []
+        self.plans: list[tuple[str, dict[str, int]]] = []  # with the limits of each
+        self.gpus: dict[str, int] = {}  # free bytes by GPU
+        self.gpu_needs: dict[str, dict[str, int]] = {}  # by model and GPU
         self.plan_errors: dict[str, str] = {}
         self.n_killed_loads = 0  # loads whose process will be killed meanwhile
         self.notes: list[str] = []
@@ -153,9 +160,11 @@ class World:
         self.check()
         return b"".join(message.get("body", b"") for message in messages).decode()
 
-    def messages(self, model: str | None, **fields: Any) -> AsyncGenerator[Any, None]:
+    def messages(
+        self, model: str | None, path: str = "/v1/completions", **fields: Any
+    ) -> AsyncGenerator[Any, None]:
         body = json.dumps({**({"model": model} if model else {}), **fields}).encode()
-        scope = {"type": "http", "path": "/v1/completions", "query_string": b""}
+        scope = {"type": "http", "path": path, "query_string": b""}
         return self.pool.ask(scope, body, b"")
 
     def state(self, name: str) -> str:
@@ -163,7 +172,8 @@ class World:
 
     def check(self) -> None:
         """The processes never have more than the limit."""
-        assert self.pool.reserved_bytes <= self.pool.settings.limit_bytes
+        for device, limit in self.pool.state.limits.items():
+            assert self.pool.state.reserved_bytes(device) <= limit
         given = sum(process.limit_bytes for process in self.loaded)
         assert given <= self.pool.settings.limit_bytes
 

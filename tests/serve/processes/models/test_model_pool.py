@@ -3,6 +3,7 @@ unloaded, and the errors of clients.
 """
 
 import asyncio
+import json
 import math
 import random
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from llmcli.api.errors import ApiError
 from llmcli.serve.processes.front import UpstreamLost
-from llmcli.serve.processes.models import model_pool
+from llmcli.serve.processes.models import model_loads, pooled_model
 from tests.serve.processes.models.fake_processes import MIB, FakeProcess, World, run
 
 BOTH = {"a": 600 * MIB, "b": 700 * MIB}
@@ -183,7 +184,7 @@ def test_a_replaced_file_is_loaded_anew(tmp_path: Path) -> None:
 def test_a_crash_loses_the_requests_of_one_model_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_pool, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 1e6))
+    monkeypatch.setattr(pooled_model, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 1e6))
 
     async def scenario(world: World) -> None:
         await world.ask("a")
@@ -205,7 +206,7 @@ def test_a_crash_loses_the_requests_of_one_model_only(
 def test_a_model_that_fails_again_and_again_is_refused_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_pool, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 1e6))
+    monkeypatch.setattr(pooled_model, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 1e6))
 
     async def scenario(world: World) -> None:
         world.plan_errors["a"] = "the file is damaged"
@@ -226,7 +227,7 @@ def test_a_model_that_fails_again_and_again_is_refused_for_a_while(
 def test_a_model_whose_process_is_killed_while_it_is_loaded_is_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_pool, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 1e6))
+    monkeypatch.setattr(model_loads, "LOAD_RETRY_SECONDS", (0.0, 0.0))
 
     async def scenario(world: World) -> None:
         world.n_killed_loads = 2
@@ -274,6 +275,41 @@ def test_a_stream_gets_comments_while_its_model_loads(
     run(scenario, tmp_path, BOTH)
 
 
+@pytest.mark.parametrize("streams", [{}, {"stream": True}, {"stream": False}])
+def test_a_stream_of_ollama_gets_spaces_while_its_model_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(model_pool, "PROGRESS_SECONDS", 0.001)
+
+    async def scenario(world: World) -> None:
+        world.answer = lambda name, _scope, _body: (200, b'{"model": "%s"}\n' % name.encode())
+        world.may_answer.clear()
+        first = asyncio.ensure_future(world.ask("a"))
+        await world.until(lambda: world.pool.models["a"].n_running == 1)
+        messages = []
+
+        async def read() -> None:
+            async for message in world.messages("b", path="/api/chat", **streams):
+                messages.append(message)
+
+        second = asyncio.ensure_future(read())
+        await world.until(lambda: world.state("b") == "queued")
+        is_stream = streams.get("stream", True)
+        if is_stream:
+            await world.until(lambda: len(messages) > 3)
+        world.may_answer.set()
+        await asyncio.gather(first, second)
+        raw = b"".join(message.get("body", b"") for message in messages).decode()
+        # ollama's clients split a stream into lines and parse each, and refuse empty lines
+        assert [json.loads(line) for line in raw.splitlines()] == [{"model": "b"}]
+        assert raw.startswith("   ") == is_stream
+        if is_stream:
+            headers = dict(messages[0]["headers"])
+            assert headers[b"content-type"].startswith(b"application/x-ndjson")
+
+    run(scenario, tmp_path, BOTH)
+
+
 def test_names(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         for name in ("one:7b", "ONE:7b", "one:7b:latest", "one", "one:latest"):
@@ -296,7 +332,7 @@ def test_names(tmp_path: Path) -> None:
 def test_every_request_is_answered_whatever_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(model_pool, "RETRY_DELAYS_SECONDS", (0.0,))
+    monkeypatch.setattr(pooled_model, "RETRY_DELAYS_SECONDS", (0.0,))
     random_numbers = random.Random(seed)
     needs = {name: random_numbers.randint(150, 700) * MIB for name in "abcde"}
 

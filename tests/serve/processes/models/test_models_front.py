@@ -13,6 +13,7 @@ import httpx2 as httpx
 import pytest
 
 from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.processes.models import model_reports
 from llmcli.serve.processes.models.models_front import ModelsFront
 from tests.serve.processes.models.fake_processes import MIB, World, run
 
@@ -81,6 +82,28 @@ def test_cors_headers_are_on_answers_and_on_errors(tmp_path: Path) -> None:
         assert world.loads == ["a"]
 
     serve(scenario, tmp_path, keys=(KEY,), cors=(ORIGIN,))
+
+
+def test_the_routes_of_several_models_are_described(tmp_path: Path) -> None:
+    async def scenario(world: World, client: httpx.AsyncClient) -> None:
+        document = (await client.get("/openapi.json")).json()
+        page = (await client.get("/docs")).text
+        for path in ("/models/load", "/models/unload"):
+            operation = document["paths"][path]["post"]
+            schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            assert schema["$ref"].endswith("/ModelChangeBody")
+            assert operation["summary"]
+            assert f"<code>{path}</code>" in page
+            wrong = await client.post(path, json={"model": 5})
+            assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "model")
+        assert CONTROL in document["paths"]
+        listed = (await client.get("/v1/models")).json()
+        openai = {"id", "object", "created", "owned_by", "meta"}
+        for model in listed["data"]:
+            assert model.keys() - openai == model_reports.MODEL_FIELDS.keys()
+        assert listed["memory"].keys() == {"limit_bytes", "reserved_bytes", "devices"}
+
+    serve(scenario, tmp_path)
 
 
 def test_a_foreign_page_loads_nothing(tmp_path: Path) -> None:

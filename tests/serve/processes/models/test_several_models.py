@@ -26,8 +26,9 @@ SECONDS = 120.0  # a process starts in seconds, but tests may run beside each ot
 class Server:
     """A running server, with what it has printed."""
 
-    def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, process: "subprocess.Popen[str]", ready: dict[str, Any]) -> None:
+        self.process, self.ready, url = process, ready, ready["url"]
+        self.url = url
         self.api = httpx.Client(
             base_url=url, timeout=SECONDS, headers={"authorization": f"Bearer {KEY}"}
         )
@@ -49,20 +50,22 @@ class Server:
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[Server]:
-    """Run `llmcli serve` with these words until the end of the block, and let it stop itself."""
+def serving(*words: str, is_killed: bool = False) -> Iterator[Server]:
+    """Run `llmcli serve` with these words until the end of the block, and let it stop itself, or
+    kill it.
+    """
     flags = ["--port", "0", "--json", "-t", "1", "-np", "2", "-c", "512", "--temp", "0"]
     command = [sys.executable, "-m", "llmcli.app", "serve", *flags, "--api-key", KEY, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
-            server = Server(process, ready["url"])
+            server = Server(process, ready)
             with server.api:
                 yield server
             children = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS) == 0
+            process.send_signal(signal.SIGKILL if is_killed else signal.SIGTERM)
+            assert process.wait(SECONDS) == (-signal.SIGKILL if is_killed else 0)
             _gone, alive = psutil.wait_procs(children, SECONDS)
             assert alive == []
         finally:
@@ -142,7 +145,7 @@ def test_two_models_under_a_limit_for_one(
         gone = server.api.post("/v1/completions", json={"model": "two", "prompt": "x"})
         assert (gone.status_code, gone.json()["error"]["code"]) == (503, "model_unavailable")
         assert "is not on this disk" in gone.json()["error"]["message"]
-        for path in ("/v1/files", "/api/delete"):
+        for path in ("/v1/files", "/api/delete"):  # it has no folder for files
             assert server.api.post(path, json={"model": "one"}).status_code == 501
         assert server.api.post("/no/such/path", json={"model": "one"}).status_code == 404
         assert server.models()["one:260k"]["state"] == "here"  # refusals load nothing
