@@ -2,7 +2,7 @@
 //
 // A script registers functions by `call` and `refuses`, and ends with `await run()`. For each
 // function, one line of JSON is printed: {"call", "passed", "why", "refused"}. Packages come from
-// the current folder: `load("openai")`.
+// the current folder: `load("openai")`. A script is called as those of calls.py are.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -10,6 +10,7 @@ import { createRequire } from "node:module";
 export { assert };
 export const load = createRequire(process.cwd() + "/");
 export const url = process.argv[2];
+export const [model, ...otherModels] = process.argv.length > 3 ? process.argv.slice(3) : ["local"];
 export const root = url.replace(/\/v1$/, "");
 
 const calls = [];

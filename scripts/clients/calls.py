@@ -1,15 +1,22 @@
 """Registration and execution of the calls that check one client library.
 
-Each `with_*.py` script registers functions by `call`, `call_each` and `refuses`, and runs them by
-`run`. For each function, one line of JSON is printed: {"call", "passed", "why", "refused"}.
+Each `with_*.py` script registers functions by `call`, `call_each`, `refuses` and
+`needs_only_model`, and runs them by `run`. For each function, one line of JSON is printed:
+{"call", "passed", "why", "refused"}.
+
+A script is called with the server's URL, the model to use, and the names of the server's other
+models.
 """
 
 import asyncio
 import inspect
 import json
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
+
+MODEL, *OTHER_MODELS = sys.argv[2:] or ["local"]
 
 CALLS: list[tuple[str, Callable[..., Any], bool]] = []
 
@@ -35,6 +42,13 @@ def refuses(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     CALLS.append(((function.__doc__ or function.__name__).splitlines()[0], function, True))
     return function
+
+
+def needs_only_model(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a function that must succeed if the server has one model, and whose request it must
+    refuse if it has several. Use it as a decorator.
+    """
+    return refuses(function) if OTHER_MODELS else call(function)
 
 
 def run(*args: Any) -> None:
