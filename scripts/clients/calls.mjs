@@ -20,7 +20,7 @@ export function call(name, run) {
   calls.push({ name, run, refused: false });
 }
 
-// Register a function whose request the server must refuse with a 4xx status and an explanation.
+// Register a function whose request the server must refuse with a 4xx status, or 501, and an explanation.
 export function refuses(name, run) {
   calls.push({ name, run, refused: true });
 }
@@ -41,7 +41,7 @@ export async function run() {
       await run();
     } catch (error) {
       const status = error.status ?? error.statusCode ?? error.status_code ?? 0;
-      const explained = status >= 400 && status < 500;
+      const explained = (status >= 400 && status < 500) || status === 501;
       passed = refused && explained;
       const line = /\/(with_\w+\.mjs:\d+)/.exec(error.stack ?? "")?.[1] ?? "";
       const body = error.responseBody ?? "";

@@ -37,7 +37,7 @@ def call_each(subject: str, names: dict[Callable[..., Any], str]) -> None:
 
 
 def refuses(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a function whose request the server must refuse with a 4xx status and an
+    """Register a function whose request the server must refuse with a 4xx status, or 501, and an
     explanation. Use it as a decorator.
     """
     CALLS.append(((function.__doc__ or function.__name__).splitlines()[0], function, True))
@@ -69,7 +69,8 @@ def _run(runner: asyncio.Runner, args: tuple[Any, ...]) -> None:
             if refused:
                 why = "it was not refused"
         except Exception as error:  # noqa: BLE001 - clients raise many types
-            explained = 400 <= getattr(error, "status_code", 0) < 500
+            status = getattr(error, "status_code", 0)
+            explained = 400 <= status < 500 or status == 501
             passed = refused and explained
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = (

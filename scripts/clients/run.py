@@ -16,7 +16,7 @@ script prints the numbers of passed and of all calls, and the reasons of failure
 exits with 1 if a call fails.
 
 With several REFs, one server offers them all, and each client runs once for each model, all at the
-same time. Answers are greedy and reproducible. The script then also fails if an answer names
+same time. Answers are reproducible. The script then also fails if an answer names
 another model than the one asked, or if one of `--texts` answers of each client differs from the
 answer that the model gives to the same request when it is served alone.
 """
@@ -46,7 +46,7 @@ STAMP = "installed.txt"  # in an environment: the packages that it has
 # the environment whose packages have versions in scripts/constraints.txt
 CONSTRAINED = "python"
 # With these, an answer depends on its request alone.
-REPRODUCIBLE = ("--reproducible", "--temp", "0", "--seed", "1", "--predict", "200")
+REPRODUCIBLE = ("--reproducible", "--seed", "1", "--predict", "200")
 # clients send no telemetry, and download no lists of prices
 QUIET = {
     "AGNO_TELEMETRY": "false",
@@ -141,7 +141,7 @@ def check_models(
     seconds = 0.0
     texts: dict[str, list[Exchange]] = {}
     with serve(*refs, *flags) as url:
-        models = list_models(url)
+        models = list_models(url, refs)
         for client, program in clients:
             with ExitStack() as stack:
                 watched = [stack.enter_context(witness.watch(url + "/v1")) for _ in models]
@@ -224,10 +224,15 @@ def serve(*words: str) -> Iterator[str]:
         raise subprocess.CalledProcessError(code, command)
 
 
-def list_models(url: str) -> list[str]:
-    """Return the names of a server's models."""
+def list_models(url: str, refs: Sequence[str]) -> list[str]:
+    """Return the names of a server's models, in the order of `refs`. Raises SystemExit if these are
+    no names.
+    """
     with urllib.request.urlopen(url + "/v1/models") as answer:
-        return [model["id"] for model in json.load(answer)["data"]]
+        names = [model["id"] for model in json.load(answer)["data"]]
+    if set(names) != set(refs):
+        raise SystemExit(f"use the names of `llmcli list`: {', '.join(names)}")
+    return list(refs)
 
 
 def find_program(environment: str, folder: Path) -> Path | None:
