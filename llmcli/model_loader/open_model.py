@@ -64,12 +64,14 @@ class ModelSwitcher:
         must_generate: bool = True,
         on_other_thread: bool = False,
         max_default_ctx: int = resolve_options.DEFAULT_MAX_CTX,
+        planned_ctx: int | None = None,
     ) -> None:
         """`is_chat`: whether the answers are those of a conversation; the context then also gets
         sequences that cache its branches. `parallel`: number of answers at once. `must_generate`:
         False also accepts models that only compute embeddings. `on_other_thread`: open models on
         their own thread, because another thread will use them. `max_default_ctx`: the largest
-        context in tokens if the user has set no size.
+        context in tokens if the user has set no size. `planned_ctx`: that of `predict_memory`, if
+        the model was planned before and has the memory for it.
 
         Raises UserError for invalid options, and if an RPC worker cannot be used.
         """
@@ -84,7 +86,7 @@ class ModelSwitcher:
             must_generate,
             on_other_thread,
         )
-        self._max_default_ctx = max_default_ctx
+        self._max_default_ctx, self._planned_ctx = max_default_ctx, planned_ctx
         self._template = (
             read_template_option(run_flags.chat_template) if run_flags.chat_template else None
         )
@@ -227,6 +229,9 @@ class ModelSwitcher:
             )
             if requested.profile:
                 self.ui.note(f"using profile {requested.profile}; --no-profile ignores it")
+        if requested.ctx_size is None:
+            # a default is chosen by an estimate, which may exceed the memory of an exact plan
+            requested = replace(requested, ctx_size=self._planned_ctx)
         options, placement = resolve_options.resolve_options(
             header,
             requested,

@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerSettings]]":
+def open_service(
+    request: ServeRequest, planned_ctx: int | None = None
+) -> "Iterator[tuple[EngineBridge, ServerSettings]]":
     """Open the model and start its engine bridge for the `with` block. Yield the bridge and the
-    server's settings. Raises UserError.
+    server's settings. `planned_ctx`: the context of predict_service(), if it was called before.
+    Raises UserError.
     """
     from llmcli.model_loader import open_server_model
     from llmcli.serve.engine_thread.bridge import EngineBridge
 
     with open_server_model.open_server_model(
-        *_model_args(request), on_other_thread=True, is_private=request.is_private
+        *_model_args(request),
+        on_other_thread=True,
+        is_private=request.is_private,
+        planned_ctx=planned_ctx,
     ) as server_model:
         if request.pooling:
             server_model.runner.pooling = request.pooling

@@ -2,7 +2,7 @@
 //
 // A script registers functions by `call` and `refuses`, and ends with `await run()`. For each
 // function, one line of JSON is printed: {"call", "passed", "why", "refused"}. Packages come from
-// the current folder: `load("openai")`.
+// the current folder: `load("openai")`. A script is called as those of calls.py are.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -10,6 +10,7 @@ import { createRequire } from "node:module";
 export { assert };
 export const load = createRequire(process.cwd() + "/");
 export const url = process.argv[2];
+export const [model, ...otherModels] = process.argv.length > 3 ? process.argv.slice(3) : ["local"];
 export const root = url.replace(/\/v1$/, "");
 
 const calls = [];
@@ -19,7 +20,7 @@ export function call(name, run) {
   calls.push({ name, run, refused: false });
 }
 
-// Register a function whose request the server must refuse with a 4xx status and an explanation.
+// Register a function whose request the server must refuse with a 4xx status, or 501, and an explanation.
 export function refuses(name, run) {
   calls.push({ name, run, refused: true });
 }
@@ -40,7 +41,7 @@ export async function run() {
       await run();
     } catch (error) {
       const status = error.status ?? error.statusCode ?? error.status_code ?? 0;
-      const explained = status >= 400 && status < 500;
+      const explained = (status >= 400 && status < 500) || status === 501;
       passed = refused && explained;
       const line = /\/(with_\w+\.mjs:\d+)/.exec(error.stack ?? "")?.[1] ?? "";
       const body = error.responseBody ?? "";

@@ -17,20 +17,20 @@ from agno.team import Team
 from agno.tools import tool
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, call_each, run
+from scripts.clients.calls import MODEL, call, call_each, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
-SERVER: Any = {"id": "local", "base_url": URL, "api_key": "none"}
+SERVER: Any = {"id": MODEL, "base_url": URL, "api_key": "none"}
 MODELS: dict[str, Any] = {
     "OpenAIChat": lambda: OpenAIChat(**SERVER, max_tokens=200, temperature=0),
     "OpenAILike": lambda: OpenAILike(**SERVER, max_tokens=200, temperature=0),
     "OpenAIResponses": lambda: OpenAIResponses(**SERVER, max_output_tokens=200, store=False),
     "LlamaCpp": lambda: LlamaCpp(**SERVER, max_tokens=200, temperature=0),
     "Claude": lambda: Claude(
-        id="local", api_key="none", max_tokens=200, client_params={"base_url": ROOT}
+        id=MODEL, api_key="none", max_tokens=200, client_params={"base_url": ROOT}
     ),
-    "Ollama": lambda: Ollama(id="local", host=ROOT, options={"num_predict": 200, "temperature": 0}),
+    "Ollama": lambda: Ollama(id=MODEL, host=ROOT, options={"num_predict": 200, "temperature": 0}),
 }
 
 
@@ -127,9 +127,9 @@ def team() -> None:
 @call
 def embed() -> None:
     """OpenAIEmbedder and OllamaEmbedder: get_embedding"""
-    openai = OpenAIEmbedder(id="local", base_url=URL, api_key="none", dimensions=None)
+    openai = OpenAIEmbedder(id=MODEL, base_url=URL, api_key="none", dimensions=None)
     assert len(openai.get_embedding("one")) > 8
-    assert len(OllamaEmbedder(id="local", host=ROOT, dimensions=1536).get_embedding("one")) > 8
+    assert len(OllamaEmbedder(id=MODEL, host=ROOT, dimensions=1536).get_embedding("one")) > 8
 
 
 run()

@@ -1,7 +1,7 @@
 // The documented calls of the npm package ai (Vercel's AI SDK), run against the server through six
 // providers.
 
-import { assert, call, collect, load, root, run, url } from "./calls.mjs";
+import { assert, call, collect, load, model, root, run, url } from "./calls.mjs";
 
 const ai = load("ai");
 const { z } = load("zod");
@@ -21,23 +21,23 @@ const groq = load("@ai-sdk/groq").createGroq(server);
 const ollama = load("ai-sdk-ollama").createOllama({ baseURL: root, ...key });
 
 const chats = {
-  "openai (responses)": openai("local"),
-  "openai.chat": openai.chat("local"),
-  "openai-compatible": compatible("local"),
-  anthropic: anthropic("local"),
-  mistral: mistral("local"),
-  groq: groq("local"),
-  ollama: ollama("local"),
+  "openai (responses)": openai(model),
+  "openai.chat": openai.chat(model),
+  "openai-compatible": compatible(model),
+  anthropic: anthropic(model),
+  mistral: mistral(model),
+  groq: groq(model),
+  ollama: ollama(model),
 };
 const embedders = {
-  openai: openai.embeddingModel("local"),
-  "openai-compatible": compatible.embeddingModel("local"),
-  mistral: mistral.embeddingModel("local"),
-  ollama: ollama.embeddingModel("local"),
+  openai: openai.embeddingModel(model),
+  "openai-compatible": compatible.embeddingModel(model),
+  mistral: mistral.embeddingModel(model),
+  ollama: ollama.embeddingModel(model),
 };
 const completions = {
-  openai: openai.completion("local"),
-  "openai-compatible": compatible.completionModel("local"),
+  openai: openai.completion(model),
+  "openai-compatible": compatible.completionModel(model),
 };
 
 const weather = ai.tool({

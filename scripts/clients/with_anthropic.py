@@ -5,7 +5,7 @@ from typing import Any
 
 import anthropic
 
-from scripts.clients.calls import call, refuses, run
+from scripts.clients.calls import MODEL, call, needs_only_model, refuses, run
 
 SCHEMA = {
     "type": "object",
@@ -15,7 +15,7 @@ SCHEMA = {
 }
 TOOLS: Any = [{"name": "weather", "description": "Of a city", "input_schema": SCHEMA}]
 HELLO: Any = [{"role": "user", "content": "Weather in Paris?"}]
-ARGS: Any = {"model": "local", "max_tokens": 60, "messages": HELLO}
+ARGS: Any = {"model": MODEL, "max_tokens": 60, "messages": HELLO}
 
 
 @call
@@ -63,7 +63,7 @@ def tools(a: anthropic.Anthropic) -> None:
 @call
 def count(a: anthropic.Anthropic) -> None:
     """messages.count_tokens"""
-    assert a.messages.count_tokens(model="local", messages=HELLO).input_tokens > 3
+    assert a.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens > 3
 
 
 @refuses
@@ -75,10 +75,10 @@ def image(a: anthropic.Anthropic) -> None:
     )
 
 
-@call
+@needs_only_model
 def other_model(a: anthropic.Anthropic) -> None:
-    """another model's name, which the only model answers"""
-    assert a.messages.create(**{**ARGS, "model": "other"}).model == "local"
+    """the name of no model, which an only model answers"""
+    assert a.messages.create(**{**ARGS, "model": "other"}).model == MODEL
 
 
 @call

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import dspy
 from pydantic import BaseModel
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import MODEL, call, run
 
 URL = sys.argv[1]
 SERVER: Any = {"api_base": URL, "api_key": "none", "cache": False, "num_retries": 0}
-LM = dspy.LM("openai/local", max_tokens=300, temperature=0, **SERVER)
+LM = dspy.LM(f"openai/{MODEL}", max_tokens=300, temperature=0, **SERVER)
 dspy.configure(lm=LM)
 
 
@@ -131,7 +131,9 @@ async def stream() -> None:
 @call
 def responses() -> None:
     """dspy.LM with model_type responses"""
-    model = dspy.LM("openai/local", model_type="responses", max_tokens=200, temperature=0, **SERVER)
+    model = dspy.LM(
+        f"openai/{MODEL}", model_type="responses", max_tokens=200, temperature=0, **SERVER
+    )
     with dspy.context(lm=model):
         assert dspy.Predict("question -> answer")(question="Where is Rome?").answer
 
@@ -139,14 +141,14 @@ def responses() -> None:
 @call
 def completion() -> None:
     """dspy.LM with model_type text"""
-    model = dspy.LM("openai/local", model_type="text", max_tokens=20, temperature=0, **SERVER)
+    model = dspy.LM(f"openai/{MODEL}", model_type="text", max_tokens=20, temperature=0, **SERVER)
     assert model("Once upon a time")[0]
 
 
 @call
 def embed() -> None:
     """Embedder, and retrieval with Embeddings"""
-    embedder = dspy.Embedder("openai/local", api_base=URL, api_key="none", caching=False)
+    embedder = dspy.Embedder(f"openai/{MODEL}", api_base=URL, api_key="none", caching=False)
     assert embedder(["one", "two"]).shape[0] == 2
     search = dspy.retrievers.Embeddings(corpus=["Rome", "Paris"], embedder=embedder, k=1)
     assert len(search("Rome").passages) == 1

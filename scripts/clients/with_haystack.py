@@ -20,10 +20,10 @@ from haystack.tools import tool
 from haystack.utils import Secret
 from pydantic import BaseModel
 
-from scripts.clients.calls import call, call_each, run
+from scripts.clients.calls import MODEL, call, call_each, run
 
 SERVER: Any = {
-    "model": "local",
+    "model": MODEL,
     "api_base_url": sys.argv[1],
     "api_key": Secret.from_token("none"),
     "max_retries": 0,

@@ -9,12 +9,12 @@ import instructor
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field, field_validator
 
-from scripts.clients.calls import call, call_each, run
+from scripts.clients.calls import MODEL, call, call_each, run
 
 URL = sys.argv[1]
 CLIENT = OpenAI(base_url=URL, api_key="none", max_retries=0)
 ARGS: Any = {
-    "model": "local",
+    "model": MODEL,
     "messages": [{"role": "user", "content": "Ann is 25 years old and lives in Rome."}],
     "temperature": 0,
     "max_tokens": 200,
@@ -133,7 +133,7 @@ def responses(client: OpenAI) -> None:
     """RESPONSES_TOOLS: create"""
     patched = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
     person = patched.responses.create(
-        model="local", input="Ann is 25 years old", response_model=Person, max_output_tokens=200
+        model=MODEL, input="Ann is 25 years old", response_model=Person, max_output_tokens=200
     )
     assert isinstance(person, Person)
 
@@ -151,7 +151,7 @@ async def asynchronous(client: OpenAI) -> None:
 @call
 def provider(client: OpenAI) -> None:
     """from_provider: openai and ollama with a base URL"""
-    for name in ("openai/local", "ollama/local"):
+    for name in (f"openai/{MODEL}", f"ollama/{MODEL}"):
         patched = instructor.from_provider(name, base_url=URL, api_key="none")
         person = patched.create(response_model=Person, messages=ARGS["messages"], max_tokens=200)
         assert isinstance(person, Person), name

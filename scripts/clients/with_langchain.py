@@ -13,7 +13,7 @@ from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from openai import LengthFinishReasonError
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, refuses, run
+from scripts.clients.calls import MODEL, call, needs_only_model, refuses, run
 
 URL = sys.argv[1]
 MESSAGES = [("system", "You translate English to French."), ("human", "I love programming.")]
@@ -170,7 +170,7 @@ def logprobs(m: ChatOpenAI) -> None:
 def generate(m: ChatOpenAI) -> None:
     """generate with n, stop, seed, temperature"""
     model = ChatOpenAI(
-        model="local",
+        model=MODEL,
         base_url=URL,
         api_key="x",
         n=2,
@@ -188,7 +188,7 @@ def generate(m: ChatOpenAI) -> None:
 def responses(m: ChatOpenAI) -> None:
     """ChatOpenAI(use_responses_api=True): invoke, stream, tools, structured output"""
     r = ChatOpenAI(
-        model="local",
+        model=MODEL,
         base_url=URL,
         api_key="x",
         use_responses_api=True,
@@ -210,7 +210,7 @@ def responses(m: ChatOpenAI) -> None:
 @call
 def completion(m: ChatOpenAI) -> None:
     """OpenAI (completions): invoke, stream, batch"""
-    c = OpenAI(model="local", base_url=URL, api_key="x", max_tokens=8, max_retries=0)
+    c = OpenAI(model=MODEL, base_url=URL, api_key="x", max_tokens=8, max_retries=0)
     assert c.invoke("Once upon a time")
     assert list(c.stream("Once upon"))
     assert len(c.batch(["One", "Two"])) == 2
@@ -220,7 +220,7 @@ def completion(m: ChatOpenAI) -> None:
 def embeddings(m: ChatOpenAI) -> None:
     """OpenAIEmbeddings: embed_query, embed_documents (texts and token ids)"""
     e = OpenAIEmbeddings(
-        model="local", base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0
+        model=MODEL, base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0
     )
     first, second = e.embed_documents(["one", "two"])
     assert len(first) == len(second) == len(e.embed_query("one"))
@@ -230,7 +230,7 @@ def embeddings(m: ChatOpenAI) -> None:
 async def embeddings_async(m: ChatOpenAI) -> None:
     """OpenAIEmbeddings: aembed_query"""
     e = OpenAIEmbeddings(
-        model="local", base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0
+        model=MODEL, base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0
     )
     assert await e.aembed_query("one")
 
@@ -242,10 +242,10 @@ def image(m: ChatOpenAI) -> None:
     m.invoke([HumanMessage(parts)])
 
 
-@refuses
-def unknown_model(m: ChatOpenAI) -> None:
-    """an unknown model"""
+@needs_only_model
+def other_model(m: ChatOpenAI) -> None:
+    """the name of no model, which an only model answers"""
     ChatOpenAI(model="other", base_url=URL, api_key="x", max_retries=0).invoke("Hello")
 
 
-run(ChatOpenAI(model="local", base_url=URL, api_key="x", max_tokens=24, max_retries=0))
+run(ChatOpenAI(model=MODEL, base_url=URL, api_key="x", max_tokens=24, max_retries=0))

@@ -8,18 +8,18 @@ from typing import Any, Literal
 import litellm
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, call_each, run
+from scripts.clients.calls import MODEL, call, call_each, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
 BASES = {
-    "openai/local": URL,
-    "hosted_vllm/local": URL,
-    "lm_studio/local": URL,
-    "llamafile/local": URL,
-    "anthropic/local": ROOT,
-    "ollama_chat/local": ROOT,
-    "ollama/local": ROOT,
+    f"openai/{MODEL}": URL,
+    f"hosted_vllm/{MODEL}": URL,
+    f"lm_studio/{MODEL}": URL,
+    f"llamafile/{MODEL}": URL,
+    f"anthropic/{MODEL}": ROOT,
+    f"ollama_chat/{MODEL}": ROOT,
+    f"ollama/{MODEL}": ROOT,
 }
 HELLO = [{"role": "user", "content": "Weather in Rome?"}]
 USUAL: Any = {"api_key": "none", "num_retries": 0, "temperature": 0, "max_tokens": 40}
@@ -111,7 +111,7 @@ for name in BASES:
 @call
 def embedding() -> None:
     """embedding: openai, hosted_vllm and ollama"""
-    for model in ("openai/local", "hosted_vllm/local", "ollama/local"):
+    for model in (f"openai/{MODEL}", f"hosted_vllm/{MODEL}", f"ollama/{MODEL}"):
         answer = litellm.embedding(model, ["one", "two"], api_base=BASES[model], api_key="none")
         assert len(answer.data) == 2, model
 
@@ -120,14 +120,14 @@ def embedding() -> None:
 def text_completion() -> None:
     """text_completion: text-completion-openai"""
     args: Any = {"api_base": URL, "api_key": "none", "max_tokens": 8}
-    answer = litellm.text_completion(model="text-completion-openai/local", prompt="Once", **args)
+    answer = litellm.text_completion(model=f"text-completion-openai/{MODEL}", prompt="Once", **args)
     assert answer.choices[0].text
 
 
 @call
 def responses() -> None:
     """responses, and with stream=True"""
-    args: Any = {"model": "openai/local", "api_base": URL, "api_key": "none", "input": "Hello"}
+    args: Any = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": "none", "input": "Hello"}
     assert litellm.responses(**args, max_output_tokens=40).output
     assert list(litellm.responses(**args, max_output_tokens=40, stream=True))
 
@@ -135,7 +135,7 @@ def responses() -> None:
 @call
 def json_mode() -> None:
     """completion with response_format json_object, stop, seed, n and logprobs"""
-    args: Any = {**USUAL, "model": "openai/local", "api_base": URL, "messages": HELLO}
+    args: Any = {**USUAL, "model": f"openai/{MODEL}", "api_base": URL, "messages": HELLO}
     assert litellm.completion(**args, response_format={"type": "json_object"}).choices
     answer = litellm.completion(**args, stop=["zzz"], seed=1, n=2, logprobs=True, top_logprobs=2)
     assert len(answer.choices) == 2
@@ -144,9 +144,9 @@ def json_mode() -> None:
 @call
 def router() -> None:
     """Router.completion"""
-    params = {"model": "openai/local", "api_base": URL, "api_key": "none"}
-    deployment = {"model_name": "local", "litellm_params": params}
-    answer = litellm.Router([deployment]).completion("local", HELLO, max_tokens=20)
+    params = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": "none"}
+    deployment = {"model_name": MODEL, "litellm_params": params}
+    answer = litellm.Router([deployment]).completion(MODEL, HELLO, max_tokens=20)
     assert answer.choices[0].message.content
 
 

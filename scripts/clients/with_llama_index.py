@@ -17,7 +17,7 @@ from llama_index.llms.ollama import Ollama
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, call_each, run
+from scripts.clients.calls import MODEL, call, call_each, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
@@ -29,7 +29,7 @@ KEYS: Any = {
     "timeout": 300,
 }
 LIKE = OpenAILike(
-    "local",
+    MODEL,
     api_base=URL,
     is_chat_model=True,
     is_function_calling_model=True,
@@ -40,7 +40,7 @@ LIKE = OpenAILike(
 MODELS: dict[str, Any] = {
     "OpenAILike": LIKE,
     "Ollama": Ollama(
-        "local",
+        MODEL,
         base_url=ROOT,
         request_timeout=300,
         temperature=0,
@@ -49,7 +49,7 @@ MODELS: dict[str, Any] = {
     ),
     "Anthropic": Anthropic("claude-sonnet-4-0", base_url=ROOT, **KEYS),
 }
-EMBEDDER = OpenAILikeEmbedding("local", api_base=URL, api_key="none")
+EMBEDDER = OpenAILikeEmbedding(MODEL, api_base=URL, api_key="none")
 HELLO = [ChatMessage(role="system", content="Be brief."), ChatMessage("Where is Rome?")]
 
 
@@ -148,7 +148,7 @@ def stream_structured() -> None:
 @call
 def text_completion() -> None:
     """OpenAILike with is_chat_model=False"""
-    model = OpenAILike("local", api_base=URL, is_chat_model=False, context_window=8192, **KEYS)
+    model = OpenAILike(MODEL, api_base=URL, is_chat_model=False, context_window=8192, **KEYS)
     assert model.complete("Once upon a time", max_tokens=8).text
 
 

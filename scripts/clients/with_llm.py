@@ -7,24 +7,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.clients.calls import MODEL, call, run
+
 URL = sys.argv[1]
 HOME = Path(os.environ["LLM_USER_PATH"])
 HOME.mkdir(parents=True, exist_ok=True)
 (HOME / "extra-openai-models.yaml").write_text(f"""
 - model_id: local
-  model_name: local
+  model_name: {MODEL}
   api_base: {URL}
   supports_schema: true
   supports_tools: true
 - model_id: local-completion
-  model_name: local
+  model_name: {MODEL}
   api_base: {URL}
   completion: true
 """)
 
 import llm  # noqa: E402 (it reads the file when it is imported)
-
-from scripts.clients.calls import call, run  # noqa: E402
 
 MAX_TOKENS = ("-o", "max_tokens", "24")
 

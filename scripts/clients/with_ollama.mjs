@@ -1,12 +1,11 @@
 // The documented calls of the npm package ollama, run against the server's /api.
 
-import { assert, call, collect, load, root, run } from "./calls.mjs";
+import { assert, call, collect, load, model, otherModels, root, run } from "./calls.mjs";
 
 const { Ollama } = load("ollama");
 const { z } = load("zod");
 
 const ollama = new Ollama({ host: root });
-const model = "local";
 const messages = [{ role: "user", content: "Weather in Rome?" }];
 const options = { num_predict: 40, temperature: 0 };
 const City = z.object({ city: z.string(), kind: z.enum(["big", "small"]).nullable() });
@@ -100,8 +99,9 @@ call("embed with one text and several, and embeddings", async () => {
 
 call("list, show, ps, version", async () => {
   const { models } = await ollama.list();
-  assert.ok((await ollama.show({ model: models[0].name })).capabilities.length > 0);
-  assert.equal((await ollama.ps()).models.length, 1);
+  assert.equal(models.length, 1 + otherModels.length);
+  assert.ok((await ollama.show({ model })).capabilities.length > 0);
+  assert.ok((await ollama.ps()).models.some((loaded) => loaded.name === model));
   assert.ok((await ollama.version()).version);
 });
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import ollama
 
-from scripts.clients.calls import call, refuses, run
+from scripts.clients.calls import MODEL, OTHER_MODELS, call, needs_only_model, refuses, run
 
 HELLO: Any = [{"role": "user", "content": "Weather in Paris?"}]
 FEW: Any = {"num_predict": 24}
@@ -26,8 +26,8 @@ def get_weather(city: str) -> str:
 @call
 def chat(c: ollama.Client) -> None:
     """chat with options, complete and streamed"""
-    whole = c.chat("local", messages=HELLO, options={**FEW, "temperature": 0})
-    parts = list(c.chat("local", messages=HELLO, options={**FEW, "temperature": 0}, stream=True))
+    whole = c.chat(MODEL, messages=HELLO, options={**FEW, "temperature": 0})
+    parts = list(c.chat(MODEL, messages=HELLO, options={**FEW, "temperature": 0}, stream=True))
     assert whole.message.content and whole.eval_count and parts[-1].done and len(parts) > 2
 
 
@@ -36,7 +36,7 @@ async def chat_async(c: ollama.Client) -> None:
     """AsyncClient: chat(stream=True)"""
     client = ollama.AsyncClient(host=sys.argv[1].removesuffix("/v1"))
     parts = [
-        part async for part in await client.chat("local", messages=HELLO, options=FEW, stream=True)
+        part async for part in await client.chat(MODEL, messages=HELLO, options=FEW, stream=True)
     ]
     assert parts[-1].done_reason in ("stop", "length")
 
@@ -44,9 +44,9 @@ async def chat_async(c: ollama.Client) -> None:
 @call
 def generate(c: ollama.Client) -> None:
     """generate with system, with raw, and streamed"""
-    assert c.generate("local", "Hello", system="Be brief.", options=FEW).response
-    assert c.generate("local", "Once", raw=True, options=FEW).eval_count
-    assert list(c.generate("local", "Hello", options=FEW, stream=True))[-1].done
+    assert c.generate(MODEL, "Hello", system="Be brief.", options=FEW).response
+    assert c.generate(MODEL, "Once", raw=True, options=FEW).eval_count
+    assert list(c.generate(MODEL, "Hello", options=FEW, stream=True))[-1].done
 
 
 @call
@@ -58,47 +58,44 @@ def response_format(c: ollama.Client) -> None:
         "required": ["a"],
         "additionalProperties": False,
     }
-    found = c.chat("local", messages=HELLO, format=schema).message.content
+    found = c.chat(MODEL, messages=HELLO, format=schema).message.content
     assert json.loads(found or "") == {"a": "x"}
     assert (
-        c.chat("local", messages=HELLO, format="json", options=FEW).message.content or ""
+        c.chat(MODEL, messages=HELLO, format="json", options=FEW).message.content or ""
     ).startswith("{")
 
 
 @call
 def tools(c: ollama.Client) -> None:
     """chat with a Python function as a tool, and with a tool result"""
-    c.chat("local", messages=HELLO, tools=[get_weather], options=FEW)
+    c.chat(MODEL, messages=HELLO, tools=[get_weather], options=FEW)
     called: Any = {
         "role": "assistant",
         "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}],
     }
     messages = [*HELLO, called, {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
-    assert c.chat("local", messages=messages, tools=[get_weather], options=FEW).eval_count
+    assert c.chat(MODEL, messages=messages, tools=[get_weather], options=FEW).eval_count
 
 
 @call
 def models(c: ollama.Client) -> None:
     """list, ps, show"""
-    assert (
-        [model.model for model in c.list().models]
-        == [model.model for model in c.ps().models]
-        == ["local"]
-    )
-    assert "completion" in c.show("local").capabilities
+    assert {model.model for model in c.list().models} == {MODEL, *OTHER_MODELS}
+    assert MODEL in [model.model for model in c.ps().models]
+    assert "completion" in c.show(MODEL).capabilities
 
 
 @call
 def vectors(c: ollama.Client) -> None:
     """embed, embeddings"""
-    first, second = c.embed("local", ["a", "b"]).embeddings
-    assert len(first) == len(second) == len(c.embeddings("local", "a").embedding)
+    first, second = c.embed(MODEL, ["a", "b"]).embeddings
+    assert len(first) == len(second) == len(c.embeddings(MODEL, "a").embedding)
 
 
-@call
+@needs_only_model
 def other_model(c: ollama.Client) -> None:
-    """another model's name, which the only model answers"""
-    assert c.chat("other", messages=HELLO, options=FEW).model == "local"
+    """the name of no model, which an only model answers"""
+    assert c.chat("other", messages=HELLO, options=FEW).model == MODEL
 
 
 @refuses

@@ -26,12 +26,12 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import call, call_each, run
+from scripts.clients.calls import MODEL, call, call_each, run
 
 CLIENT = AsyncOpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
 MODELS: dict[str, Any] = {
-    "OpenAIResponsesModel": OpenAIResponsesModel("local", CLIENT),
-    "OpenAIChatCompletionsModel": OpenAIChatCompletionsModel("local", CLIENT),
+    "OpenAIResponsesModel": OpenAIResponsesModel(MODEL, CLIENT),
+    "OpenAIChatCompletionsModel": OpenAIChatCompletionsModel(MODEL, CLIENT),
 }
 SETTINGS = ModelSettings(max_tokens=200, temperature=0)
 FORCED = ModelSettings(max_tokens=200, temperature=0, tool_choice="required")

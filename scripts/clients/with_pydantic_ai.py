@@ -25,20 +25,20 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.ollama import OllamaProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from scripts.clients.calls import call, call_each, run
+from scripts.clients.calls import MODEL, call, call_each, run
 
 URL = sys.argv[1]
 OPENAI = OpenAIProvider(base_url=URL, api_key="none")
 MODELS: dict[str, Any] = {
-    "OpenAIChatModel": OpenAIChatModel("local", provider=OPENAI),
-    "OpenAIResponsesModel": OpenAIResponsesModel("local", provider=OPENAI),
+    "OpenAIChatModel": OpenAIChatModel(MODEL, provider=OPENAI),
+    "OpenAIResponsesModel": OpenAIResponsesModel(MODEL, provider=OPENAI),
     "AnthropicModel": AnthropicModel(
-        "local",
+        MODEL,
         provider=AnthropicProvider(base_url=URL.removesuffix("/v1"), api_key="none"),
         profile=ModelProfile(supports_json_schema_output=True),
     ),
 }
-OLLAMA = OpenAIChatModel("local", provider=OllamaProvider(base_url=URL))
+OLLAMA = OpenAIChatModel(MODEL, provider=OllamaProvider(base_url=URL))
 SETTINGS: Any = {"max_tokens": 200, "temperature": 0}
 LIMITS = UsageLimits(request_limit=4)
 
@@ -183,7 +183,7 @@ def ollama() -> None:
 @call
 def embed() -> None:
     """Embedder.embed_documents_sync and embed_query_sync"""
-    embedder = Embedder(OpenAIEmbeddingModel("local", provider=OPENAI))
+    embedder = Embedder(OpenAIEmbeddingModel(MODEL, provider=OPENAI))
     assert len(embedder.embed_documents_sync(["one", "two"]).embeddings) == 2
     assert len(embedder.embed_query_sync("one").embeddings) == 1
 

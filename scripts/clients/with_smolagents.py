@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from smolagents import CodeAgent, LiteLLMModel, OpenAIModel, Tool, ToolCallingAgent, tool
 
-from scripts.clients.calls import call, run
+from scripts.clients.calls import MODEL, call, run
 
 URL = sys.argv[1]
 KEYS: Any = {"api_key": "none", "temperature": 0}
@@ -29,7 +29,7 @@ SCHEMA = {
 
 def openai_model(max_tokens: int = 60) -> OpenAIModel:
     """Return the model by OpenAI's API, with short answers."""
-    return OpenAIModel("local", api_base=URL, max_tokens=max_tokens, **KEYS)
+    return OpenAIModel(MODEL, api_base=URL, max_tokens=max_tokens, **KEYS)
 
 
 @tool
@@ -88,7 +88,7 @@ def generate_calls() -> None:
 @call
 def litellm() -> None:
     """LiteLLMModel.generate"""
-    model = LiteLLMModel("openai/local", api_base=URL, max_tokens=40, **KEYS)
+    model = LiteLLMModel(f"openai/{MODEL}", api_base=URL, max_tokens=40, **KEYS)
     assert model.generate(HELLO).content
 
 

@@ -14,7 +14,7 @@ from strands.models.ollama import OllamaModel
 from strands.models.openai import OpenAIModel
 from strands.models.openai_responses import OpenAIResponsesModel
 
-from scripts.clients.calls import call_each, run
+from scripts.clients.calls import MODEL, call_each, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
@@ -22,20 +22,20 @@ KEY = {"api_key": "none", "max_retries": 0}
 PARAMS: Any = {"max_tokens": 200, "temperature": 0}
 MODELS: dict[str, Any] = {
     "OpenAIModel": lambda: OpenAIModel(
-        client_args={"base_url": URL, **KEY}, model_id="local", params=PARAMS
+        client_args={"base_url": URL, **KEY}, model_id=MODEL, params=PARAMS
     ),
     "OpenAIResponsesModel": lambda: OpenAIResponsesModel(
         client_args={"base_url": URL, **KEY},
-        model_id="local",
+        model_id=MODEL,
         params={"max_output_tokens": 200, "temperature": 0},
     ),
     "LiteLLMModel": lambda: LiteLLMModel(
-        client_args={"api_base": URL, "api_key": "none"}, model_id="openai/local", params=PARAMS
+        client_args={"api_base": URL, "api_key": "none"}, model_id=f"openai/{MODEL}", params=PARAMS
     ),
-    "LlamaCppModel": lambda: LlamaCppModel(base_url=ROOT, model_id="local", params=PARAMS),
-    "OllamaModel": lambda: OllamaModel(ROOT, model_id="local", max_tokens=200, temperature=0),
+    "LlamaCppModel": lambda: LlamaCppModel(base_url=ROOT, model_id=MODEL, params=PARAMS),
+    "OllamaModel": lambda: OllamaModel(ROOT, model_id=MODEL, max_tokens=200, temperature=0),
     "AnthropicModel": lambda: AnthropicModel(
-        client_args={"base_url": ROOT, **KEY}, model_id="local", max_tokens=200
+        client_args={"base_url": ROOT, **KEY}, model_id=MODEL, max_tokens=200
     ),
 }
 

@@ -3,12 +3,19 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmcli.config import load_config
 from llmcli.errors import UserError
+from llmcli.model_loader.open_model import ModelSwitcher
+from llmcli.model_loader.run_flags import RunFlags
+from llmcli.runtime.requests.beam_settings import BeamSettings
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.ui import UI
 from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
@@ -78,3 +85,16 @@ def test_broken_template_is_an_error_before_a_model_is_opened(
     done = llmcli("serve", "fake", "--port", "0", "--chat-template", broken)
     assert (done.code, done.out, opened) == (1, "", [])
     assert "the chat template is broken" in done.err
+
+
+def test_a_planned_model_gets_the_context_of_its_plan(stories_gguf: Path) -> None:
+    flags = RunFlags(RunOptions(threads=1), {}, BeamSettings(), trust=True)
+    sizes = []
+    for planned_ctx in (None, 512):
+        models = ModelSwitcher(
+            flags, load_config(), UI(color=False), True, parallel=2, planned_ctx=planned_ctx
+        )
+        with closing(models):
+            runner = models.open(str(stories_gguf)).runner
+            sizes.append((models.predict_memory(str(stories_gguf)).n_ctx, runner.n_ctx))
+    assert sizes == [(1024, 1024), (512, 512)]

@@ -33,6 +33,8 @@ from quant.errors import UserError
 RelayFrame = tuple[Any, ...]
 # Opens the model in the other process. It is pickled by name.
 OpenModel = Callable[[], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
+# opens a model with the context, in tokens, for which it was planned
+OpenPlanned = Callable[[int], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
 LENGTH_PREFIX = struct.Struct("<I")
 # What a process takes beside what the check of its memory counts: its libraries, and what requests
 # take.
@@ -109,7 +111,7 @@ def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
 
 def run_admitted_process(
     predict: Callable[[], dict[str, Any]],
-    open_model: OpenModel,
+    open_model: OpenPlanned,
     limits: Mapping[str, int],
     link: socket.socket,
 ) -> None:
@@ -121,14 +123,15 @@ def run_admitted_process(
     try:
         memory_limits.limit_own_memory(max(0, limits[HOST_DEVICE] - PLANNING_SLACK_BYTES))
         limit_device_memory(limits)
-        link.sendall(encode_frame(("planned", predict())))
+        planned = predict()
+        link.sendall(encode_frame(("planned", planned)))
     except UserError as error:
         _exit_with_error(error, link)
     admission = read_frame_blocking(link)
     if admission is None:
         return
     memory_limits.limit_own_memory(admission[1])
-    run_model_process(open_model, link)
+    run_model_process(partial(open_model, planned["n_ctx"]), link)
 
 
 def _ignore_signals() -> None:

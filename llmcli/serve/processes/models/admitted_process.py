@@ -8,16 +8,16 @@ from contextlib import suppress
 from typing import Any
 
 from llmcli.model_loader.planned_memory import PlannedMemory
-from llmcli.serve.processes.asgi_relay import OpenModel, encode_frame, run_admitted_process
+from llmcli.serve.processes.asgi_relay import OpenPlanned, encode_frame, run_admitted_process
 from llmcli.serve.processes.model_process import ModelProcess
 
 
 class AdmittedProcess(ModelProcess):
     """A process of one model. `predict`: returns the fields of PlannedMemory in the process.
-    `open_model`: opens the model in the process.
+    `open_model`: opens the model in the process, with the context of that plan.
     """
 
-    def __init__(self, predict: Callable[[], dict[str, Any]], open_model: OpenModel) -> None:
+    def __init__(self, predict: Callable[[], dict[str, Any]], open_model: OpenPlanned) -> None:
         super().__init__()
         self._predict, self._open_model = predict, open_model
         self.facts: dict[str, Any] = {}

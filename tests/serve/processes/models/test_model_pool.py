@@ -12,7 +12,7 @@ import pytest
 
 from llmcli.api.errors import ApiError
 from llmcli.serve.processes.front import UpstreamLost
-from llmcli.serve.processes.models import model_loads, pooled_model
+from llmcli.serve.processes.models import model_loads, model_pool, pooled_model
 from tests.serve.processes.models.fake_processes import MIB, FakeProcess, World, run
 
 BOTH = {"a": 600 * MIB, "b": 700 * MIB}
