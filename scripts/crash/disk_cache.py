@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kill writers of the prefix cache on disk at random moments, and let two evict at once.
 
-usage: .venv/bin/python scripts/crash/disk_cache.py GGUF [--kills 100] [--servers 6]
+usage: .venv/bin/python scripts/crash/disk_cache.py [REF] [--kills 100] [--servers 6]
        [--seconds 10] [--seed 0]
 
 1. A process writes states of 4 MB in a loop, and is killed by SIGKILL after a random time, `--kills`
@@ -10,7 +10,7 @@ usage: .venv/bin/python scripts/crash/disk_cache.py GGUF [--kills 100] [--server
 2. Two such processes share a folder whose quota has room for five states, for `--seconds`. The bytes
    of all files, temporary ones too, must never exceed the quota by more than one state, and every
    file must be whole.
-3. A server of GGUF with `--cache-dir` is killed while it answers and writes, `--servers` times. The
+3. A server of REF with `--cache-dir` is killed while it answers and writes, `--servers` times. The
    next one must give the same texts as a server with `--reproducible`, which has no such cache.
 
 The script exits with 1 if anything differs.
@@ -157,10 +157,10 @@ def evict_together(root: Path, seconds: float) -> list[str]:
 
 
 @contextmanager
-def serve(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serve(model: str, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `llmcli serve`. Yield the process and its address."""
-    words = [sys.executable, "-m", "llmcli.app", "serve", str(model), "--port", "0", "--json"]
-    words += ["-t", "1", "-np", "2", "-c", "2048", *flags]
+    words = [sys.executable, "-m", "llmcli.app", "serve", model, "--port", "0", "--json"]
+    words += ["-t", "1", "-np", "2", "-c", "2048", "-ctk", "q8_0", *flags]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
     ) as process:
@@ -183,7 +183,7 @@ def ask(url: str, prompt: str) -> tuple[str, int]:
     return answer["choices"][0]["text"], details.get("disk_tokens", 0)
 
 
-def kill_servers(model: Path, root: Path, kills: int, rng: random.Random) -> list[str]:
+def kill_servers(model: str, root: Path, kills: int, rng: random.Random) -> list[str]:
     """Kill servers while they answer and write. Return what is wrong."""
     with serve(model, "--reproducible") as (_, url):
         expected = {prompt: ask(url, prompt)[0] for prompt in PROMPTS}
@@ -223,7 +223,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path)
+    parser.add_argument("ref", nargs="?", default="smollm2:135m")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--servers", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -234,7 +234,7 @@ def main() -> int:
         scratch = Path(name)
         problems = kill_writers(scratch / "killed", args.kills, rng)
         problems += evict_together(scratch / "shared", args.seconds)
-        problems += kill_servers(args.model.resolve(), scratch / "served", args.servers, rng)
+        problems += kill_servers(args.ref, scratch / "served", args.servers, rng)
     print("\n".join(problems) or "all right")
     return 1 if problems else 0
 
