@@ -73,8 +73,6 @@ def test_new_clients_do_not_overtake_for_ever() -> None:
             for number in range(3):
                 await line.add(f"new{number}", f"new{number}")
             holder.tickets.clear()
-
-        # each turn brings one more client that has never had one
         order = await line.finish()
         assert order.index("old") <= 3
 
