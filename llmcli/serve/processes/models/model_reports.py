@@ -29,6 +29,7 @@ MODEL_FIELDS = {
     "aliases": "further names for requests",
     "state": "here, absent, queued, loading, loaded, unloading or failed",
     "status": "llama-server's name of the state (unloaded, loading, loaded), and whether it failed",
+    "pid": "the id of its process, if it is loaded",
     "bytes": "bytes of the host that count for its process now",
     "device_bytes": "bytes of each GPU that count for its process now",
     "planned": "bytes that it takes by purpose, once it was planned",

@@ -32,6 +32,7 @@ class FakeProcess:
         self.ended = asyncio.Event()
         self.may_answer = world.may_answer
         self.is_loaded = self.was_aborted = False
+        self.pid = 4321
         self.limit_bytes = 0
         self.reason = ""
 
