@@ -6,8 +6,8 @@ usage: .venv/bin/python scripts/clients/tool_servers.py [REF] [--folder FOLDER] 
 The script installs mcp-server-time, mcp-server-fetch, @modelcontextprotocol/server-everything and
 @modelcontextprotocol/server-filesystem in FOLDER, with the versions of `packages.py`, and starts
 them as `--mcp FILE` does: over stdio, and server-everything over HTTP, too. It compares their lists
-of tools with the expected ones, and the result of each call. Then the model REF gets questions
-that it can only answer by calling tools. Without REF, this part is left out.
+of tools and the result of each call with the expected ones. Then the model REF gets a question for
+which it must call a tool by itself. Without REF, this part is left out.
 
 The script prints a line for each check, and exits with 1 if one fails.
 """
@@ -64,7 +64,11 @@ PAGES = {
     "/escapes": ("text/plain", "\x1b[31mred\x1b[0m \x1b]0;title\x07end"),
 }
 CODE_WORD = "heron-4471"
-TIME_ANSWER = "17:30"
+# Models of 1.5 billion parameters call a tool for this question, and then answer. After a call of
+# "fetch" they often write the call again as text.
+QUESTION = "It is 09:30 in Europe/Oslo. What time is it in Asia/Tokyo? Use the tool."
+TOKYO_TIME = re.compile(r"T1[67]:30:00\+09:00")  # 16:30 in summer
+ANSWER = re.compile(r"1[67]:30|[45]:30|\b[78](\.0)? ?h")
 PORT_TRIES = 5
 SECRET = "llmcli-test-secret"  # in the environment of llmcli
 HIDDEN = "rook-2209"  # in a file outside of the folder of server-filesystem
@@ -169,8 +173,8 @@ def main() -> int:
             os.environ["MY_API_KEY"] = SECRET
             check_calls(write_servers(Path(temporary), servers), pages, allowed, checks)
             if args.ref:
-                file = write_servers(Path(temporary), {n: servers[n] for n in ("time", "fetch")})
-                check_model([args.ref, "-t", str(args.threads)], file, pages, checks)
+                file = write_servers(Path(temporary), {"time": servers["time"]})
+                check_model([args.ref, "-t", str(args.threads)], file, checks)
     print(f"{checks.n_done - checks.n_failed} of {checks.n_done} checks passed with:")
     print(*TOOL_SERVERS, *NPM_TOOL_SERVERS, sep="\n")
     return int(checks.n_failed > 0)
@@ -358,37 +362,34 @@ def check_files(server: Caller, allowed: Path) -> None:
     )
 
 
-def check_model(model: list[str], file: Path, pages: str, checks: Checks) -> None:
-    """Check that a model calls tools by itself and uses their results, in `run` and in `chat`."""
-    for question, tool, expected in (
-        (f"Fetch {pages}/page and tell me the code word of that page.", "fetch", CODE_WORD),
-        (
-            "It is 09:30 in Europe/Oslo. Which time is it then in Asia/Tokyo? Answer with the time.",
-            "convert_time",
-            TIME_ANSWER,
-        ),
-    ):
-        command = [sys.executable, "-m", "llmcli.app", "run", *model, "--mcp", str(file)]
-        command += ["--allow-tool", "*", "--temp", "0", "-n", "200", "--json"]
-        output = run_llmcli([*command, question])
-        document = json.loads(output or '{"text": "", "tool_steps": []}')
-        calls = [call for step in document["tool_steps"] for call in step["calls"]]
-        names = [call["name"] for call in calls if not call["is_error"]]
-        checks.expect(f"run: the model calls {tool}", tool in names, document)
-        print(f"  {question}\n  {document['text']!r}")
-        checks.expect("run: the answer has the result", expected in document["text"], document)
-    # without --allow-tool and a terminal, the call is refused
-    refused = json.loads(
-        run_llmcli([*command[:-6], "--temp", "0", "-n", "200", "--json", question])
-    )
-    results = [call["result"] for step in refused["tool_steps"] for call in step["calls"]]
-    is_refused = bool(results) and all(text.startswith("not called") for text in results)
-    checks.expect("run: a tool that is not allowed is not called", is_refused, refused)
+def check_model(model: list[str], file: Path, checks: Checks) -> None:
+    """Check that a model calls a tool by itself and uses its result, in `run`, and that `chat`
+    lists the tools.
+    """
+    run = [sys.executable, "-m", "llmcli.app", "run", *model, "--mcp", str(file)]
+    run += ["--temp", "0", "-n", "120", "--json", QUESTION]
+    answer, calls = read_answer(run_llmcli([*run, "--allow-tool", "time/*"]))
+    is_called = any(c["name"] == "convert_time" and TOKYO_TIME.search(c["result"]) for c in calls)
+    checks.expect("run: the model calls convert_time", is_called, calls)
+    checks.expect("run: its answer has the result", ANSWER.search(answer) is not None, answer)
+    print(f"  {QUESTION}\n  {answer!r}")
+    # without --allow-tool, and without a terminal
+    _, calls = read_answer(run_llmcli(run))
+    is_refused = bool(calls) and all(c["result"].startswith("not called") for c in calls)
+    checks.expect("run: a tool that is not allowed is not called", is_refused, calls)
     chat = [sys.executable, "-m", "llmcli.app", "chat", *model, "--mcp", str(file)]
-    listed = run_llmcli(chat, "/tools\n/tools deny fetch\n/tools\n/exit\n")
-    is_listed = re.search(r"time +ready", listed) is not None and "convert_time" in listed
-    checks.expect("chat: /tools lists servers and tools", is_listed, listed)
-    checks.expect("chat: /tools deny", re.search(r"fetch +deny", listed) is not None, listed)
+    listed = run_llmcli(chat, "/tools\n/tools deny convert_time\n/tools\n/exit\n")
+    is_listed = re.search(r"time +ready", listed) is not None
+    checks.expect("chat: /tools lists the server", is_listed, listed)
+    is_denied = re.search(r"convert_time.*deny|deny.*convert_time", listed) is not None
+    checks.expect("chat: /tools lists a denied tool", is_denied, listed)
+
+
+def read_answer(output: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return the text and the calls in the output of `run --json`; nothing if it has failed."""
+    document = json.loads(output or "{}")
+    calls = [call for step in document.get("tool_steps", ()) for call in step["calls"]]
+    return document.get("text", ""), calls
 
 
 def run_llmcli(command: list[str], typed: str = "") -> str:
