@@ -56,7 +56,7 @@ FORMS = {
     "generate": "/api/generate",
     "ollama_chat": "/api/chat",
 }
-LAST_TYPES = ("message_stop", "response.completed")
+LAST_TYPES = ("message_stop", "response.completed", "response.incomplete")
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -108,8 +108,8 @@ def make_models(folder: Path) -> list[Path]:
         checkpoint = tiny_checkpoint.random_llama(
             STORIES, folder / f"checkpoint{number}", hidden=hidden, layers=layers, shards=1
         )
-        source = checkpoint_source.open_checkpoint(checkpoint)
         (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+        source = checkpoint_source.open_checkpoint(checkpoint)
         files.append(folder / f"model{number}.gguf")
         write.write_model(plan.plan_quantization(source, "Q8_0"), files[-1], threads=1)
     return files
@@ -148,7 +148,9 @@ async def answer(api: httpx2.AsyncClient, question: Question, stops_after: int |
             return read_text(json.loads(await response.aread()))
         is_complete = False
         async for line in response.aiter_lines():
-            line = line.removeprefix("data: ")
+            line = line.removeprefix(
+                "data: "
+            ).lstrip()  # spaces are the sign of life of ollama's streams
             if line == "[DONE]":
                 is_complete = True
             elif line.startswith("{"):
