@@ -20,8 +20,8 @@ ModelState = Literal["here", "absent", "queued", "loading", "loaded", "unloading
 # delays before a model is loaded again, by the number of failures in a row
 RETRY_DELAYS_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
 MAX_RETRY_WAIT_SECONDS = 5.0  # requests wait for a delay up to this, and are refused otherwise
-# While other clients wait for other models, a process has at most this many requests for each of its
-# parallel answers; the others wait for the model's next turn.
+# While other clients wait for other models, a process has at most this many requests at a time for
+# each of its parallel answers, so that it is soon idle when it must make room.
 ROUNDS_OF_A_TURN = 4
 
 

@@ -181,7 +181,6 @@ def test_a_turn_has_a_limited_number_of_requests_while_others_wait(tmp_path: Pat
         others = [ask(world, "b", "y")]
         await world.until(lambda: c.drains_for == "room for a")
         await world.until(lambda: world.pool.models["b"].n_waiting == 1)
-        c.process.may_answer = asyncio.Event()  # type: ignore[union-attr]
         blocked, world.may_answer = world.may_answer, asyncio.Event()
         blocked.set()  # c answers; the answers of a wait
         assert await first == "c"
@@ -189,6 +188,7 @@ def test_a_turn_has_a_limited_number_of_requests_while_others_wait(tmp_path: Pat
         await world.until(lambda: a.state == "loaded")
         assert a.n_running == ROUNDS_OF_A_TURN  # for its one parallel answer
         assert a.n_waiting == 30 - ROUNDS_OF_A_TURN
+        await world.until(lambda: a.drains_for == "room for b")  # b is planned
         world.may_answer.set()
         assert await asyncio.gather(*others) == ["b"]
         assert sum(answer.done() for answer in flood) == ROUNDS_OF_A_TURN
