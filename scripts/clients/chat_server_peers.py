@@ -257,9 +257,7 @@ def compare_times(checks: Checks, peer: Peer, home: Path) -> None:
 
 
 def compare_answer(checks: Checks, our: dict[str, Any], their: dict[str, Any]) -> None:
-    """Compare and print the times of one answer. The server's time of the first token of an answer
-    is that of its prompt, and it counts the later ones only.
-    """
+    """Compare and print the times of one answer. Both speeds are of the tokens after the first."""
     speed = their["predicted_per_second"]
     ratio = our["tokens_per_second"] / speed
     print(
