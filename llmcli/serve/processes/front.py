@@ -2,7 +2,7 @@
 requests, forwards them to a model, and survives the loss of a model.
 
 If the model is lost before the first byte of a response, the request is sent again, up to MAX_TRIES
-times. So is a stream that can be continued (stream_resume.py). Such a stream also waits while the
+times if the model fails, and MAX_KILLS times if its process is killed. So is a stream that can be continued (stream_resume.py). Such a stream also waits while the
 remaining models are busy, because they receive all requests of the lost model at once. In all other
 cases the response is broken: a stream ends with an error event, any other response with a closed
 connection.
@@ -13,6 +13,7 @@ The application, which runs in the process of the model, checks keys, model name
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -45,7 +46,8 @@ from llmcli.serve.http.routes.websocket import SOCKET_PATH, SocketSession
 from llmcli.serve.processes.asgi_relay import portable_scope
 from llmcli.serve.processes.prefix_affinity import prefix_key
 
-MAX_TRIES = 5  # how often a request is sent to a model
+MAX_TRIES = 3  # how often a request is sent to a model that then fails
+MAX_KILLS = 30  # how often a request is sent again because something else has ended the process
 RESTART_WAIT_SECONDS = 30.0  # seconds that a request waits for a model that is restarting
 RETRY_AFTER_SECONDS = 5  # value of Retry-After
 BUSY_PAUSE_SECONDS = 0.5  # pause before a stream is sent again because the models were busy
@@ -60,8 +62,42 @@ class UpstreamLost(Exception):
     """The process that computed an answer has ended, so the answer is lost."""
 
 
+class UpstreamKilled(UpstreamLost):
+    """The process was ended from outside, or before it had the request, which is thus not the
+    cause.
+    """
+
+
 class UpstreamBusy(UpstreamLost):
     """The process that should continue a stream is too busy to accept the request now."""
+
+
+@dataclass(slots=True)
+class TriesLeft:
+    """How often a request may still be sent: after a failure of the model, and after a kill."""
+
+    failures: int = MAX_TRIES
+    kills: int = MAX_KILLS
+
+    def count(self, error: UpstreamLost) -> None:
+        """Count the loss of an answer."""
+        if isinstance(error, UpstreamKilled):
+            self.kills -= 1
+        else:
+            self.failures -= 1
+
+    def __bool__(self) -> bool:
+        """Return whether the request may be sent again."""
+        return self.failures > 0 and self.kills > 0
+
+    def as_error(self) -> ApiError:
+        """Return the error of a request that may not be sent again."""
+        n_losses = MAX_TRIES - self.failures + MAX_KILLS - self.kills
+        return ApiError(
+            f"the model was lost {n_losses} times during this request",
+            503,
+            code="model_unavailable",
+        )
 
 
 class Upstream(Protocol):
@@ -168,7 +204,7 @@ class FrontServer:
         # A health check must report the current state, so it does not wait.
         wait_seconds = 0.0 if scope["path"].endswith("/health") else RESTART_WAIT_SECONDS
         sent = _SentAnswer(send, find_form(scope["path"]))
-        tries_left, pauses_left = MAX_TRIES, round(RESTART_WAIT_SECONDS / BUSY_PAUSE_SECONDS)
+        tries_left, pauses_left = TriesLeft(), round(RESTART_WAIT_SECONDS / BUSY_PAUSE_SECONDS)
         while tries_left and pauses_left:
             if reason := await self.upstream.wait(wait_seconds):
                 break
@@ -180,8 +216,8 @@ class FrontServer:
             except UpstreamBusy:
                 pauses_left -= 1
                 await asyncio.sleep(BUSY_PAUSE_SECONDS)
-            except UpstreamLost:
-                tries_left -= 1
+            except UpstreamLost as error:
+                tries_left.count(error)
             if sent.is_complete or not sent.position:
                 break
             if self.is_stopping:
@@ -190,12 +226,9 @@ class FrontServer:
         if sent.has_begun:
             await sent.send_break()
             return
-        message = (
-            f"the model is not available: {reason}"
-            if reason
-            else f"the model was lost {MAX_TRIES} times during this request"
-        )
-        raise ApiError(message, 503, code="model_unavailable")
+        if not reason:
+            raise tries_left.as_error()
+        raise ApiError(f"the model is not available: {reason}", 503, code="model_unavailable")
 
     async def _forward_once(
         self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_SentAnswer"

@@ -18,7 +18,7 @@ from llmcli.hardware.limited_process import signal_name
 from llmcli.serve.engine_thread.bridge import FLUSH_SECONDS
 from llmcli.serve.processes import asgi_relay
 from llmcli.serve.processes.asgi_relay import RelayFrame, encode_frame, read_frame
-from llmcli.serve.processes.front import UpstreamLost
+from llmcli.serve.processes.front import UpstreamKilled, UpstreamLost
 from llmcli.serve.processes.interpreter import start_fork_server
 
 # Time without a heartbeat after which the process is killed. Heartbeats go on during a long pass; a
@@ -26,6 +26,9 @@ from llmcli.serve.processes.interpreter import start_fork_server
 HEARTBEAT_TIMEOUT_SECONDS = 120.0
 # Time for a process to end after its link was closed. Before, it saves the states of its cache.
 EXIT_SECONDS = FLUSH_SECONDS + 10.0
+
+# signals that a program does not send itself by its own bugs
+OUTSIDE_SIGNALS = ("SIGKILL", "SIGTERM")
 
 
 class ProcessEnded(UserError):
@@ -152,7 +155,7 @@ class ModelProcess:
         self._n_calls += 1
         queue: asyncio.Queue[Any] = asyncio.Queue()
         if self._writer is None:
-            raise UpstreamLost
+            raise UpstreamKilled
         self._calls[self._n_calls] = queue
         self._writer.write(encode_frame(("open", self._n_calls, scope)))
         return self._n_calls, queue
@@ -215,13 +218,25 @@ class ModelProcess:
         await asyncio.to_thread(self._join, self._process)
         return exit_status(self._process)
 
-    def _fail_calls(self, reason: str) -> None:
-        """End all running requests with UpstreamLost. `reason`: why the model is not available."""
+    def _fail_calls(self, reason: str, is_killed: bool = False) -> None:
+        """End all running requests with UpstreamLost. `reason`: why the model is not available.
+        `is_killed`: its process was ended from outside.
+        """
         self._available.clear()
         self._reason = reason
+        error = UpstreamKilled if is_killed else UpstreamLost
         for queue in self._calls.values():
-            queue.put_nowait(UpstreamLost(reason))
+            queue.put_nowait(error(reason))
         self._calls.clear()
+
+    def _fail_lost_calls(self, why_killed: str, status: str) -> None:
+        """End all running requests after the process has ended with `status`. `why_killed`: why this
+        program has killed it; "" if it has not.
+        """
+        self._fail_calls(
+            why_killed or f"its process ended ({status})",
+            is_killed=not why_killed and status in OUTSIDE_SIGNALS,
+        )
 
 
 def exit_status(process: Any) -> str:

@@ -74,8 +74,7 @@ class SupervisedProcess(ModelProcess):
             if self._link is not None:
                 failures = 0
                 why_killed = await self._read_frames(self._link)
-                exit_status = await self._wait_for_exit()
-                self._fail_calls(why_killed or f"its process ended ({exit_status})")
+                self._fail_lost_calls(why_killed, await self._wait_for_exit())
                 self._note(f"the model was lost: {self._reason}; restarting it")
             await asyncio.sleep(
                 RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)]

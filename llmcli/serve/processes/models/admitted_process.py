@@ -59,9 +59,8 @@ class AdmittedProcess(ModelProcess):
         """
         assert self._link is not None
         why_killed = await self._read_frames(self._link)
-        reason = why_killed or f"its process ended ({await self._wait_for_exit()})"
-        self._fail_calls(reason)
-        return reason
+        self._fail_lost_calls(why_killed, await self._wait_for_exit())
+        return self._reason
 
     def abort(self) -> None:
         """Kill the process while it starts, so that plan() or load() fails."""

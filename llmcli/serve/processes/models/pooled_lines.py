@@ -16,7 +16,7 @@ from llmcli.runtime.sampling import RANDOM_SEED
 from llmcli.serve.batches.records import StoredBatch
 from llmcli.serve.http.api_keys import owner_id
 from llmcli.serve.http.exchange import BACKGROUND_KEY
-from llmcli.serve.processes.front import MAX_TRIES, UpstreamLost
+from llmcli.serve.processes.front import TriesLeft, UpstreamLost
 from llmcli.serve.processes.models.model_pool import ModelPool
 
 # Tells batches of servers of several models from those of one, which have the hash of the model.
@@ -72,15 +72,14 @@ class _PooledBatch:
             raise streams_refused()
         if request.url != EMBEDDINGS_PATH and body.get("seed") in (None, RANDOM_SEED):
             body["seed"] = line_seed(0, request.custom_id)
-        raw, tries_left = encode_json(body), MAX_TRIES
+        raw, tries_left = encode_json(body), TriesLeft()
         while True:
             try:
                 return await self._ask(request.url, raw)
-            except UpstreamLost:
-                tries_left -= 1
+            except UpstreamLost as error:
+                tries_left.count(error)
                 if not tries_left:
-                    message = f"the model was lost {MAX_TRIES} times during this request"
-                    raise ApiError(message, 503, code="model_unavailable") from None
+                    raise tries_left.as_error() from None
             except ApiError as error:
                 if self._lines.is_stopping:
                     raise ServerStopping from None

@@ -96,7 +96,7 @@ def test_errors_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             yield
 
         monkeypatch.setattr(world.pool, "ask", lose)
-        with pytest.raises(ApiError, match="the model was lost 5 times"):
+        with pytest.raises(ApiError, match="the model was lost 3 times"):
             await lines.answer(line("5", model="a"), "")
         monkeypatch.undo()
         world.pool.stop()
