@@ -9,7 +9,6 @@ processes run the same version of the program.
 
 import asyncio
 import marshal
-import signal
 import socket
 import struct
 import sys
@@ -28,6 +27,7 @@ from llmcli.runtime.binding.placement.devices import HOST_DEVICE, limit_device_m
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.engine_watch import EngineStuck
 from llmcli.serve.http.app import make_app
+from llmcli.serve.processes.interpreter import leave_stop_signals
 from quant.errors import UserError
 
 RelayFrame = tuple[Any, ...]
@@ -99,7 +99,7 @@ def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
     answers the requests that arrive over `link` until the other process closes it. If the model
     cannot be opened, it reports the error and exits.
     """
-    _ignore_signals()
+    leave_stop_signals()
     try:
         with open_model() as (bridge, settings):
             facts = {"names": settings.names, "n_ctx": bridge.runner.n_ctx}
@@ -119,7 +119,7 @@ def run_admitted_process(
     model will take, waits until it is admitted, and goes on as run_model_process. `limits`: the most
     bytes that the model may take, by device; the admission has those of the host that it gets.
     """
-    _ignore_signals()
+    leave_stop_signals()
     try:
         memory_limits.limit_own_memory(max(0, limits[HOST_DEVICE] - PLANNING_SLACK_BYTES))
         limit_device_memory(limits)
@@ -132,12 +132,6 @@ def run_admitted_process(
         return
     memory_limits.limit_own_memory(admission[1])
     run_model_process(partial(open_model, planned["n_ctx"]), link)
-
-
-def _ignore_signals() -> None:
-    """Leave the signals that stop a server to the front server."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _exit_with_error(error: UserError, link: socket.socket) -> NoReturn:

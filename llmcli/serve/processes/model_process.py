@@ -3,23 +3,18 @@ and its end. The process runs a main function of asgi_relay.py.
 """
 
 import asyncio
-import os
-import signal
 import socket
-import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from typing import Any
 
 from starlette.types import Message
 
 from llmcli.errors import UserError
-from llmcli.hardware.limited_process import signal_name
 from llmcli.serve.engine_thread.bridge import FLUSH_SECONDS
 from llmcli.serve.processes import asgi_relay
 from llmcli.serve.processes.asgi_relay import RelayFrame, encode_frame, read_frame
 from llmcli.serve.processes.front import UpstreamKilled, UpstreamLost
-from llmcli.serve.processes.interpreter import start_fork_server
+from llmcli.serve.processes.interpreter import ChildProcess
 
 # Time without a heartbeat after which the process is killed. Heartbeats go on during a long pass; a
 # process whose engine is stuck reports that itself (asgi_relay.py).
@@ -46,37 +41,36 @@ class ModelProcess:
         self._reason = "the model is starting"
         self._available = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
-        self._process: Any = None
+        self._process: ChildProcess | None = None
         self._link: socket.socket | None = None
-        self._join_lock = threading.Lock()
 
     @property
     def pid(self) -> int:
         """The process id of the current model process."""
-        pid: int = self._process.pid
-        return pid
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """Cancel every answer now."""
         self._fail_calls("the server is stopping")
 
-    def _spawn(self, main: Callable[..., None], *args: Any) -> tuple[Any, socket.socket]:
+    def _spawn(self, main: Callable[..., None], *args: Any) -> tuple[ChildProcess, socket.socket]:
         """Start a process that runs `main`, whose last argument is the process's end of a link.
-        Return the process and our end.
+        Return the process and our end. Raises UserError if the system cannot start it.
         """
         our_end, process_end = socket.socketpair()
-        process = start_fork_server().Process(target=main, args=(*args, process_end))
         try:
             with process_end:
-                process.start()
+                process = ChildProcess(main, (*args, process_end))
+        except (OSError, EOFError) as error:
+            our_end.close()
+            raise UserError(f"the model's process cannot be started: {error}") from None
         except BaseException:
             our_end.close()
-            if process.pid is not None:
-                process.join()
             raise
         return process, our_end
 
-    def _read_report(self, process: Any, link: socket.socket, kind: str) -> RelayFrame:
+    def _read_report(self, process: ChildProcess, link: socket.socket, kind: str) -> RelayFrame:
         """Wait until a process reports that it has finished a step of its start. Raises UserError
         with the error of the process if that fails, and ProcessEnded if it reports nothing; the
         process has then ended.
@@ -85,14 +79,14 @@ class ModelProcess:
             frame = asgi_relay.read_frame_blocking(link)
         except BaseException:
             link.close()
-            self._join(process)
+            process.wait()
             raise
         if frame is None or frame[0] != kind:
             link.close()
-            self._join(process)
+            process.wait()
             if frame is None:
                 raise ProcessEnded(
-                    f"the model's process ended with {exit_status(process)}",
+                    f"the model's process ended with {process.exit_status}",
                     hint="its output is above",
                 )
             raise UserError(frame[1], hint=frame[2])
@@ -105,36 +99,11 @@ class ModelProcess:
         if self._process:
             self._end_process(self._process)
 
-    def _end_process(self, process: Any) -> None:
+    def _end_process(self, process: ChildProcess) -> None:
         """Wait until a process whose link was closed has ended; kill it if that takes too long."""
-        if not self._join(process, EXIT_SECONDS):
-            self._kill(process)
-            self._join(process)
-
-    def _kill(self, process: Any) -> None:
-        """Kill a process if it has not ended."""
-        is_free = self._join_lock.acquire(blocking=False)
-        try:
-            # A thread that waits for the process has not read its exit code, so the id is its own.
-            if not is_free or process.exitcode is None:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-        finally:
-            if is_free:
-                self._join_lock.release()
-
-    def _join(self, process: Any, seconds: float = -1) -> bool:
-        """Wait until a process has ended, at most for `seconds`; -1: without a limit. Return
-        whether it has. Several threads may wait: if they asked the system at once, only one would
-        get the exit code, and the others none.
-        """
-        if not self._join_lock.acquire(timeout=seconds):
-            return False
-        try:
-            process.join(None if seconds < 0 else seconds)
-            return process.exitcode is not None
-        finally:
-            self._join_lock.release()
+        if not process.wait(EXIT_SECONDS):
+            process.kill()
+            process.wait()
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes
@@ -207,16 +176,17 @@ class ModelProcess:
             self._writer.close()
             self._writer, self._link = None, None
         if why_killed:
-            with suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
+            assert self._process is not None
+            self._process.kill()
         return why_killed
 
     async def _wait_for_exit(self) -> str:
         """Wait until the process has ended. Return the name of the signal that ended it, or its
         exit code.
         """
-        await asyncio.to_thread(self._join, self._process)
-        return exit_status(self._process)
+        assert self._process is not None
+        process = self._process
+        return await asyncio.to_thread(lambda: process.exit_status)
 
     def _fail_calls(self, reason: str, is_killed: bool = False) -> None:
         """End all running requests with UpstreamLost. `reason`: why the model is not available.
@@ -237,9 +207,3 @@ class ModelProcess:
             why_killed or f"its process ended ({status})",
             is_killed=not why_killed and status in OUTSIDE_SIGNALS,
         )
-
-
-def exit_status(process: Any) -> str:
-    """Return the name of the signal that ended a process, or its exit code."""
-    code = process.exitcode
-    return signal_name(-code) if code < 0 else f"exit code {code}"

@@ -32,13 +32,13 @@ class AdmittedProcess(ModelProcess):
         )
         self._process, self._link = process, link
         if self._is_aborted:  # while the process was started
-            self._kill(process)
+            process.kill()
         frame = self._read_report(process, link, "planned")
         return PlannedMemory(**frame[1])
 
     def load(self, limit_bytes: int) -> None:
         """Load the model into at most `limit_bytes` of the host. Waits. Raises UserError if that fails."""
-        assert self._link is not None
+        assert self._link is not None and self._process is not None
         with suppress(OSError):  # if the process has ended, reading fails, too
             self._link.sendall(encode_frame(("load", limit_bytes)))
         self.facts = self._read_report(self._process, self._link, "ready")[1]
@@ -65,8 +65,8 @@ class AdmittedProcess(ModelProcess):
     def abort(self) -> None:
         """Kill the process while it starts, so that plan() or load() fails."""
         self._is_aborted = True
-        if self._process is not None and self._process.pid is not None:
-            self._kill(self._process)
+        if self._process is not None:
+            self._process.kill()
 
     async def close(self) -> None:
         """End the process, and wait until its memory is free."""
