@@ -2,10 +2,10 @@
 requests, forwards them to a model, and survives the loss of a model.
 
 If the model is lost before the first byte of a response, the request is sent again, up to MAX_TRIES
-times if the model fails, and MAX_KILLS times if its process is killed. So is a stream that can be continued (stream_resume.py). Such a stream also waits while the
-remaining models are busy, because they receive all requests of the lost model at once. In all other
-cases the response is broken: a stream ends with an error event, any other response with a closed
-connection.
+times if the model fails, and MAX_KILLS times if its process is killed. So is a stream that can be
+continued (stream_resume.py). Such a stream also waits while the remaining models are busy, because
+they receive all requests of the lost model at once. In all other cases the response is broken: a
+stream ends with an error event, any other response with a closed connection.
 
 The application, which runs in the process of the model, checks keys, model names and limits.
 """

@@ -63,8 +63,8 @@ class SocketMessage(RequestBody):
 
 class SocketSession:
     """One WebSocket, and the tasks that answer its requests. `ask`: answers one request.
-    `end_thinking`: ends the thinking of an answer. `all_tasks`: the server's set of such tasks, to which this session adds its own. `budget`: the
-    memory for large messages.
+    `end_thinking`: ends the thinking of an answer. `all_tasks`: the server's set of such tasks, to
+    which this session adds its own. `budget`: the memory for large messages.
     """
 
     def __init__(

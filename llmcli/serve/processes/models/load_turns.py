@@ -6,7 +6,8 @@ each other client has at most one. Time is counted in turns.
 """
 
 import asyncio
-from collections import Counter
+import heapq
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -127,11 +128,24 @@ def choose_tickets(tickets: Iterable[Ticket], running: Counter[str], count: int)
     """Return at most `count` of the waiting requests: those of the clients with the fewest running
     requests, and of one client the first to arrive. `running`: the number by client.
     """
-    running, waiting = running.copy(), list(tickets)
+    waiting = list(tickets)
+    if count >= len(waiting):
+        return waiting
+    if count <= 0:
+        return []
+    by_client: dict[str, deque[Ticket]] = {}
+    for ticket in sorted(waiting, key=lambda ticket: ticket.number):
+        by_client.setdefault(ticket.client, deque()).append(ticket)
+    # of each client the first request, so that a choice looks at no more than one of each
+    heap = [(running[client], queue[0].number, client) for client, queue in by_client.items()]
+    heapq.heapify(heap)
     chosen: list[Ticket] = []
-    while waiting and len(chosen) < count:
-        ticket = min(waiting, key=lambda ticket: (running[ticket.client], ticket.number))
-        waiting.remove(ticket)
-        running[ticket.client] += 1
-        chosen.append(ticket)
+    for _ in range(count):
+        n_running, _number, client = heap[0]
+        queue = by_client[client]
+        chosen.append(queue.popleft())
+        if queue:
+            heapq.heapreplace(heap, (n_running + 1, queue[0].number, client))
+        else:
+            heapq.heappop(heap)
     return chosen

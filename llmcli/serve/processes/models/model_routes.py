@@ -325,9 +325,9 @@ class ModelRoutes:
         return await self.control_answer(request.scope, raw)
 
     async def control_answer(self, scope: Any, raw: bytes) -> Response:
-        """Change a running answer of any model. `raw`: the request's body. The request has the id of the answer and names no
-        model, so that it is sent to all loaded models, of which at most one has the answer. Raises
-        ApiError (404) if none has it.
+        """Change a running answer of any model. `raw`: the request's body. The request has the id of
+        the answer and names no model, so that it is sent to all loaded models, of which at most one
+        has the answer. Raises ApiError (404) if none has it.
         """
         body = parse_control(await parse_json(raw), scope["path"])
         for answer in (await model_reports.ask_loaded(self._pool, scope, raw)).values():

@@ -3,6 +3,7 @@ in turns, so that no clock is needed.
 """
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,14 +117,28 @@ def test_only_other_clients_that_wait_for_another_model_limit_a_turn() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 9])
+@pytest.mark.parametrize("count", [-1, 0, 1, 3, 5, 9])
 def test_few_places_are_dealt_out_to_the_clients(count: int) -> None:
     async def main() -> None:
         turns = LoadTurns()
         tickets = [turns.make_ticket(client) for client in "xxxxyz"]
         chosen = choose_tickets(tickets, Counter({"z": 1}), count)
         clients = "".join(ticket.client for ticket in chosen)
-        assert clients == "xyxzxx"[:count]
+        # all have a place if there are enough, in the order of their arrival
+        assert clients == ("xyxzxx"[: max(0, count)] if count < len(tickets) else "xxxxyz")
+
+    asyncio.run(main())
+
+
+def test_many_requests_get_their_places_in_little_time() -> None:
+    async def main() -> None:
+        turns = LoadTurns()
+        tickets = [turns.make_ticket(f"{number % 100}") for number in range(20_000)]
+        started = time.process_time()
+        assert choose_tickets(tickets, Counter(), 20_000) == tickets
+        assert len(choose_tickets(tickets, Counter(), 19_999)) == 19_999
+        # each choice among all that wait would take minutes
+        assert time.process_time() - started < 5
 
     asyncio.run(main())
 
