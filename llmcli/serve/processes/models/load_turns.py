@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from llmcli.serve.processes.models.admitted_process import AdmittedProcess
@@ -40,6 +41,11 @@ class WaitingModel(Protocol):
         """The requests, the first to arrive first."""
         ...
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is loaded and takes requests, so that it needs no turn."""
+        ...
+
 
 class LoadTurns:
     """The turns of the models of one event loop."""
@@ -56,12 +62,19 @@ class LoadTurns:
         return Ticket(client, self._n_turns, self._n_tickets)
 
     def is_contended(self, model: WaitingModel) -> bool:
-        """Return whether other clients than that of `model` wait for another model. A client alone
-        need not be fair to itself.
+        """Return whether other clients than that of `model` wait for another model that must be
+        loaded. A client alone need not be fair to itself.
         """
         models = {self._holder, *(other for other, _ in self._waiting)} - {None, model}
-        waiting = {ticket.client for other in models if other for ticket in other.tickets}
-        return bool(waiting) and len(waiting | {ticket.client for ticket in model.tickets}) > 1
+        waiting = (
+            ticket.client
+            for other in models
+            if other and not other.is_ready
+            for ticket in other.tickets
+        )
+        first = next(waiting, None)
+        own = (ticket.client for ticket in model.tickets)
+        return first is not None and any(client != first for client in chain(waiting, own))
 
     @asynccontextmanager
     async def turn(self, model: WaitingModel) -> AsyncIterator[None]:
@@ -100,8 +113,12 @@ class LoadTurns:
             entry[1].set_result(None)
 
     def _give(self, model: WaitingModel) -> None:
-        """Give the turn to a model, and count it for all clients that wait for the model."""
+        """Give the turn to a model, and count it for all clients that wait for the model. That of a
+        model which is loaded meanwhile ends at once, and is not counted.
+        """
         self._holder = model
+        if model.is_ready:
+            return
         self._n_turns += 1
         for ticket in model.tickets:
             self._last_turns[ticket.client] = self._n_turns

@@ -3,6 +3,7 @@ in turns, so that no clock is needed.
 """
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import pytest
 
 from llmcli.serve.processes.models.load_turns import LoadTurns, Ticket, choose_tickets
 from llmcli.serve.processes.models.pooled_model import ROUNDS_OF_A_TURN
-from tests.serve.processes.models.fake_processes import MIB, World, run
+from tests.serve.processes.models.fake_processes import MIB, FakeProcess, World, run
 
 ALONE = 700 * MIB  # two such models do not fit together
 
@@ -24,6 +25,7 @@ class Model:
 
     name: str
     tickets: list[Ticket] = field(default_factory=list)
+    is_ready: bool = False
 
 
 class Line:
@@ -211,6 +213,66 @@ def test_a_turn_has_a_limited_number_of_requests_while_others_wait(tmp_path: Pat
         assert world.loads == ["c", "a", "b", "a"]
 
     run(scenario, tmp_path, {"a": ALONE, "b": ALONE, "c": ALONE})
+
+
+def test_loaded_models_at_their_limit_pass_no_turns_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[str] = []
+    turn = LoadTurns.turn
+
+    def counted_turn(self: LoadTurns, model: Any) -> Any:
+        turns.append(model.name)
+        return turn(self, model)
+
+    monkeypatch.setattr(LoadTurns, "turn", counted_turn)
+    may_plan, plan = threading.Event(), FakeProcess.plan
+
+    def blocked_plan(self: FakeProcess, limits: Any) -> Any:
+        assert self.name != "c" or may_plan.wait(20)
+        return plan(self, limits)
+
+    monkeypatch.setattr(FakeProcess, "plan", blocked_plan)
+
+    async def scenario(world: World) -> None:
+        await asyncio.gather(world.ask("a"), world.ask("b"))
+        world.may_answer.clear()
+        other = ask(world, "c", "z")
+        a, b, c = (world.pool.models[name] for name in "abc")
+        await world.until(lambda: c.state == "loading")
+        turns.clear()
+        floods = [ask(world, name, name) for name in "ab" for _ in range(30)]
+        await world.until(lambda: a.n_running == b.n_running == ROUNDS_OF_A_TURN)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (a.n_waiting, b.n_waiting) == (30 - ROUNDS_OF_A_TURN,) * 2
+        may_plan.set()
+        # nobody waits for a model that must be loaded any more
+        await world.until(lambda: not a.n_waiting and not b.n_waiting)
+        assert c.n_running == 1
+        assert turns == []
+        world.may_answer.set()
+        await asyncio.gather(other, *floods)
+
+    try:
+        run(scenario, tmp_path, dict.fromkeys("abc", 200 * MIB))
+    finally:
+        may_plan.set()
+
+
+def test_requests_of_a_loaded_model_count_for_no_turn() -> None:
+    async def main() -> None:
+        line = Line()
+        loaded = Model("loaded", [line.turns.make_ticket("y")], is_ready=True)
+        holder = Model("now", [line.turns.make_ticket("x")])
+        async with line.turns.turn(loaded):
+            assert not line.turns.is_contended(holder)
+        async with line.turns.turn(holder):
+            await line.add("x", "x")
+            await line.add("y", "y")
+        assert await line.finish() == ["y", "x"]
+
+    asyncio.run(main())
 
 
 def test_models_of_a_flooding_client_take_turns_with_that_of_another(tmp_path: Path) -> None:
