@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -330,10 +329,10 @@ class ModelRoutes:
         has the answer. Raises ApiError (404) if none has it.
         """
         body = parse_control(await parse_json(raw), scope["path"])
-        for answer in (await model_reports.ask_loaded(self._pool, scope, raw)).values():
-            if answer.status != HTTPStatus.NOT_FOUND:
-                return Response(answer.body, answer.status, media_type="application/json")
-        raise unknown_answer(body)
+        answer = await model_reports.find_answer(self._pool, scope, raw)
+        if answer is None:
+            raise unknown_answer(body)
+        return Response(answer.body, answer.status, media_type="application/json")
 
     # --- the server
 
