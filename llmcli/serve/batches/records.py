@@ -76,7 +76,8 @@ class StoredBatch:
     """A batch. `times`: by the name of a field of TIME_FIELDS, when the batch got that status.
     `n_total`, `n_completed`, `n_failed`: lines of the input, lines with an answer and with an error.
     `model`, `model_hash`: the name and the hash of the model for which it was created, and which
-    answers all its lines; of a server of several models, "" and the mark of such servers. `kept_seconds`: for how long its files are kept.
+    answers all its lines; of a server of several models, "" and the mark of such servers.
+    `kept_seconds`: for how long its files are kept.
     """
 
     id: str

@@ -51,11 +51,9 @@ from llmcli.serve.engine_thread.bug_log import LOGGER, log_bug
 
 T = TypeVar("T")
 CLIENT = "batches"  # begins the client's id of requests of batches, for fair scheduling
-BUSY_SECONDS = 0.5  # before texts are sent again to an embedding queue that was full
 RETRY_SECONDS = 30.0  # before a batch whose files could not be written is tried again
 CHORE_SECONDS = 600.0  # longest time between two searches for expired files
 WINDOW_LINES, WINDOW_BYTES = 32, 1 << 22  # input lines that are read at once
-EMBEDDED_TEXTS = 16  # texts of a line that are embedded at once
 # errors of an input that is not there, or is a link or something else than a regular file
 LOST_ERRNOS = {errno.ENOENT, errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENXIO}
 UNCHECKED: tuple[BatchStatus, ...] = ("validating",)

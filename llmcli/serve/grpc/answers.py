@@ -16,7 +16,7 @@ from llmcli.serve.http.body_budget import BodyBudget
 from llmcli.serve.http.exchange import build_form
 from llmcli.serve.http.routes.embeddings import answer_embeddings
 from llmcli.serve.http.service import Service
-from llmcli.serve.processes.front import FrontServer
+from llmcli.serve.processes.front import FrontServer, call_scope
 
 KEY_HEADERS = ("authorization", "x-api-key")
 
@@ -117,20 +117,12 @@ class FrontAnswers:
         """Yield the JSON objects of the answer to a request of the HTTP API. Raises ApiError."""
         if self._front.is_stopping:
             raise ApiError("the server is stopping", 503)
-        host = f"{self.settings.host}:{self.settings.port}"
-        headers = {"host": host} | {
-            name: client.metadata[name] for name in KEY_HEADERS if name in client.metadata
-        }
-        scope = {
-            "http_version": "1.1",
-            "root_path": "",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            "client": (client.address, 0),
-            "server": (self.settings.host, self.settings.port),
-        }
-        async with aclosing(self._front.forwarded_documents(scope, path, body)) as documents:
-            async for document in documents:
-                yield document
+        headers = {name: client.metadata[name] for name in KEY_HEADERS if name in client.metadata}
+        scope = call_scope(self.settings, client.address, headers)
+        with self._front.counted():
+            async with aclosing(self._front.forwarded_documents(scope, path, body)) as documents:
+                async for document in documents:
+                    yield document
 
     async def tokenize(self, request: Any, client: GrpcClient) -> list[int]:
         """Return the token ids of a TokenizeRequest. Raises ApiError."""

@@ -2,17 +2,17 @@
 requests, forwards them to a model, and survives the loss of a model.
 
 If the model is lost before the first byte of a response, the request is sent again, up to MAX_TRIES
-times if the model fails, and MAX_KILLS times if its process is killed. So is a stream that can be continued (stream_resume.py). Such a stream also waits while the
-remaining models are busy, because they receive all requests of the lost model at once. In all other
-cases the response is broken: a stream ends with an error event, any other response with a closed
-connection.
+times if the model fails, and MAX_KILLS times if its process is killed. So is a stream that can be
+continued (stream_resume.py). Such a stream also waits while the remaining models are busy, because
+they receive all requests of the lost model at once. In all other cases the response is broken: a
+stream ends with an error event, any other response with a closed connection.
 
 The application, which runs in the process of the model, checks keys, model names and limits.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -143,13 +143,21 @@ class FrontServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or WebSocket."""
-        self._n_open += 1
-        self._idle.clear()
-        try:
+        with self.counted():
             if scope["type"] == "websocket":
                 await self._serve_socket(scope, receive, send)
             elif scope["type"] == "http":
                 await self._bodies(scope, receive, send)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request, a socket or a call as open during the `with` block, so that drain()
+        waits for it.
+        """
+        self._n_open += 1
+        self._idle.clear()
+        try:
+            yield
         finally:
             self._n_open -= 1
             if not self._n_open:
@@ -157,7 +165,7 @@ class FrontServer:
 
     @property
     def n_open(self) -> int:
-        """The requests and sockets that are open."""
+        """The requests, sockets and calls that are open."""
         return self._n_open
 
     async def drain(self, seconds: float) -> None:
@@ -308,21 +316,10 @@ class FrontServer:
         """Forward a request that did not come over HTTP, and yield the JSON objects of its answer.
         `scope`: that of the WebSocket or the gRPC call. Raises ApiError.
         """
-        headers = [
-            (name, value) for name, value in scope["headers"] if name.lower() in INHERITED_HEADERS
-        ]
-        http = {
-            **scope,
-            "type": "http",
-            "method": "POST",
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [*headers, (b"content-type", b"application/json")],
-        }
         documents = AnswerDocuments()
-        task = asyncio.ensure_future(self._forward(http, encode_json(body), documents.send))
+        task = asyncio.ensure_future(
+            self._forward(post_scope(scope, path), encode_json(body), documents.send)
+        )
         task.add_done_callback(documents.close)
         try:
             while (document := await documents.queue.get()) is not None:
@@ -331,6 +328,41 @@ class FrontServer:
             documents.raise_error()
         finally:
             task.cancel()
+
+
+def call_scope(
+    settings: ServerSettings, address: str, headers: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the scope of a call that did not come over HTTP. `address`: that of the client;
+    `headers`: besides the host.
+    """
+    headers = {"host": f"{settings.host}:{settings.port}", **headers}
+    return {
+        "http_version": "1.1",
+        "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": (address, 0),
+        "server": (settings.host, settings.port),
+    }
+
+
+def post_scope(scope: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return the scope of a POST request for `path` that did not come over HTTP. `scope`: that of
+    the WebSocket or the call.
+    """
+    headers = [
+        (name, value) for name, value in scope["headers"] if name.lower() in INHERITED_HEADERS
+    ]
+    return {
+        **scope,
+        "type": "http",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [*headers, (b"content-type", b"application/json")],
+    }
 
 
 def error_response(error: ApiError, path: str) -> Response:

@@ -12,6 +12,7 @@ import pytest
 from llmcli.api.errors import ApiError
 from llmcli.api.server_settings import ServerSettings
 from llmcli.api.stream_resume import MARKS_KEY, POSITION_KEY
+from llmcli.serve.grpc.answers import FrontAnswers, GrpcClient
 from llmcli.serve.http.asgi_documents import AnswerDocuments
 from llmcli.serve.processes import front
 from llmcli.serve.processes.front import FrontServer, UpstreamLost
@@ -447,5 +448,24 @@ def test_a_response_that_is_a_list_is_one_document() -> None:
         )
         documents.raise_error()
         assert documents.queue.get_nowait() == [{"index": 0}, {"index": 1}]
+
+    asyncio.run(scenario())
+
+
+def test_drain_waits_for_a_call_that_came_over_grpc() -> None:
+    async def scenario() -> None:
+        front_server = FrontServer(Script([START, EVENT, None]), ServerSettings(("tiny",)))
+        answers = FrontAnswers(front_server)
+        path = "/v1/chat/completions"
+        documents = answers.documents(path, {"messages": []}, GrpcClient({}, "127.0.0.1"))
+        assert await anext(documents) == 1
+        assert answers.health().n_open == 1
+        draining = asyncio.ensure_future(front_server.drain(60))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not draining.done()
+        await documents.aclose()
+        await draining
+        assert answers.health().n_open == 0
 
     asyncio.run(scenario())

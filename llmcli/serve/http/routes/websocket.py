@@ -63,8 +63,8 @@ class SocketMessage(RequestBody):
 
 class SocketSession:
     """One WebSocket, and the tasks that answer its requests. `ask`: answers one request.
-    `end_thinking`: ends the thinking of an answer. `all_tasks`: the server's set of such tasks, to which this session adds its own. `budget`: the
-    memory for large messages.
+    `end_thinking`: ends the thinking of an answer. `all_tasks`: the server's set of such tasks, to
+    which this session adds its own. `budget`: the memory for large messages.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class SocketSession:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._response_ids: dict[str, str] = {}  # by the id of a request, once a chunk had it
         self._ending: set[str] = set()  # requests whose thinking ends as soon as they have an id
+        self._changes: set[asyncio.Task[None]] = set()  # that end the thinking of answers
         self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
         self.is_closed = False
@@ -91,7 +92,7 @@ class SocketSession:
                 while message := await self._next_message():
                     await self._handle(*message)
             self.is_closed = True
-            for task in self._tasks.values():
+            for task in (*self._tasks.values(), *self._changes):
                 task.cancel()
 
     async def _next_message(self) -> tuple[str, BodyReservation] | None:
@@ -128,7 +129,7 @@ class SocketSession:
                 if task := self._tasks.get(name):
                     task.cancel()
             elif message.action:
-                await self._end_thinking_of(name)
+                self._end_thinking_of(name)
             elif name in self._tasks:
                 raise ApiError(
                     "another request with this id is still running", param="id", code="id_in_use"
@@ -168,14 +169,33 @@ class SocketSession:
         task.add_done_callback(self._all_tasks.discard)
         task.add_done_callback(lambda _: reservation.release())
 
-    async def _end_thinking_of(self, name: str) -> None:
-        """End the thinking of the answer to a request, now or when it begins."""
+    def _end_thinking_of(self, name: str) -> None:
+        """End the thinking of the answer to a request, now or when it begins, in another task: it
+        may take long until the model has done so, and other messages must not wait for that. Raises
+        ApiError if too many such tasks run.
+        """
         if name in self._tasks and name not in self._response_ids:
             self._ending.add(name)
             return
+        if len(self._changes) >= MAX_REQUESTS:
+            raise ApiError(
+                f"a socket ends at most {MAX_REQUESTS} thoughts at once", 429, code="busy"
+            )
         self._ending.discard(name)
-        response_id = self._response_ids.get(name)
-        success = response_id is not None and await self._end_thinking(response_id)
+        work = self._change_answer(name, self._response_ids.get(name))
+        task = self._group.create_task(work)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+
+    async def _change_answer(self, name: str, response_id: str | None) -> None:
+        """End the thinking of the response to a request, and confirm it. `response_id`: None if it
+        has none. A bug must not end the group of tasks, and with it the socket.
+        """
+        success = False
+        try:
+            success = response_id is not None and await self._end_thinking(response_id)
+        except Exception as error:  # noqa: BLE001 (the client reads that it has failed)
+            log_bug(error)
         await self._send({"id": name, "control": {"action": END_THINKING, "success": success}})
 
     async def _answer(
@@ -191,7 +211,7 @@ class SocketSession:
                     if name not in self._response_ids and (found := read_response_id(data)):
                         self._response_ids[name] = found
                         if name in self._ending:
-                            await self._end_thinking_of(name)
+                            self._end_thinking_of(name)
         except asyncio.CancelledError:
             if self.is_closed:
                 raise
@@ -203,7 +223,8 @@ class SocketSession:
             del self._tasks[name]
             self._response_ids.pop(name, None)
         if name in self._ending:  # it had no id
-            await self._end_thinking_of(name)
+            self._ending.discard(name)
+            await self._change_answer(name, None)
         await self._send({"id": name, **last_fields})
 
     async def _send(self, message: dict[str, Any]) -> None:

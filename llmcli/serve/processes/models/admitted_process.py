@@ -25,7 +25,8 @@ class AdmittedProcess(ModelProcess):
 
     def plan(self, limits: Mapping[str, int]) -> PlannedMemory:
         """Start the process, and return what the model will take. `limits`: the most bytes that it
-        may take, by device. Waits. Raises UserError if no setting of the model fits, or if it cannot be read.
+        may take, by device. Waits. Raises UserError if no setting of the model fits, or if it cannot
+        be read.
         """
         process, link = self._spawn(
             run_admitted_process, self._predict, self._open_model, dict(limits)
@@ -37,7 +38,9 @@ class AdmittedProcess(ModelProcess):
         return PlannedMemory(**frame[1])
 
     def load(self, limit_bytes: int) -> None:
-        """Load the model into at most `limit_bytes` of the host. Waits. Raises UserError if that fails."""
+        """Load the model into at most `limit_bytes` of the host. Waits. Raises UserError if that
+        fails.
+        """
         assert self._link is not None and self._process is not None
         with suppress(OSError):  # if the process has ended, reading fails, too
             self._link.sendall(encode_frame(("load", limit_bytes)))

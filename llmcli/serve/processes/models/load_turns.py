@@ -6,10 +6,12 @@ each other client has at most one. Time is counted in turns.
 """
 
 import asyncio
-from collections import Counter
+import heapq
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from llmcli.serve.processes.models.admitted_process import AdmittedProcess
@@ -39,6 +41,11 @@ class WaitingModel(Protocol):
         """The requests, the first to arrive first."""
         ...
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is loaded and takes requests, so that it needs no turn."""
+        ...
+
 
 class LoadTurns:
     """The turns of the models of one event loop."""
@@ -55,12 +62,19 @@ class LoadTurns:
         return Ticket(client, self._n_turns, self._n_tickets)
 
     def is_contended(self, model: WaitingModel) -> bool:
-        """Return whether other clients than that of `model` wait for another model. A client alone
-        need not be fair to itself.
+        """Return whether other clients than that of `model` wait for another model that must be
+        loaded. A client alone need not be fair to itself.
         """
         models = {self._holder, *(other for other, _ in self._waiting)} - {None, model}
-        waiting = {ticket.client for other in models if other for ticket in other.tickets}
-        return bool(waiting) and len(waiting | {ticket.client for ticket in model.tickets}) > 1
+        waiting = (
+            ticket.client
+            for other in models
+            if other and not other.is_ready
+            for ticket in other.tickets
+        )
+        first = next(waiting, None)
+        own = (ticket.client for ticket in model.tickets)
+        return first is not None and any(client != first for client in chain(waiting, own))
 
     @asynccontextmanager
     async def turn(self, model: WaitingModel) -> AsyncIterator[None]:
@@ -99,8 +113,12 @@ class LoadTurns:
             entry[1].set_result(None)
 
     def _give(self, model: WaitingModel) -> None:
-        """Give the turn to a model, and count it for all clients that wait for the model."""
+        """Give the turn to a model, and count it for all clients that wait for the model. That of a
+        model which is loaded meanwhile ends at once, and is not counted.
+        """
         self._holder = model
+        if model.is_ready:
+            return
         self._n_turns += 1
         for ticket in model.tickets:
             self._last_turns[ticket.client] = self._n_turns
@@ -127,11 +145,24 @@ def choose_tickets(tickets: Iterable[Ticket], running: Counter[str], count: int)
     """Return at most `count` of the waiting requests: those of the clients with the fewest running
     requests, and of one client the first to arrive. `running`: the number by client.
     """
-    running, waiting = running.copy(), list(tickets)
+    waiting = list(tickets)
+    if count >= len(waiting):
+        return waiting
+    if count <= 0:
+        return []
+    by_client: dict[str, deque[Ticket]] = {}
+    for ticket in sorted(waiting, key=lambda ticket: ticket.number):
+        by_client.setdefault(ticket.client, deque()).append(ticket)
+    # of each client the first request, so that a choice looks at no more than one of each
+    heap = [(running[client], queue[0].number, client) for client, queue in by_client.items()]
+    heapq.heapify(heap)
     chosen: list[Ticket] = []
-    while waiting and len(chosen) < count:
-        ticket = min(waiting, key=lambda ticket: (running[ticket.client], ticket.number))
-        waiting.remove(ticket)
-        running[ticket.client] += 1
-        chosen.append(ticket)
+    for _ in range(count):
+        n_running, _number, client = heap[0]
+        queue = by_client[client]
+        chosen.append(queue.popleft())
+        if queue:
+            heapq.heapreplace(heap, (n_running + 1, queue[0].number, client))
+        else:
+            heapq.heappop(heap)
     return chosen

@@ -44,7 +44,11 @@ class ModelLoads:
             await asyncio.shield(model.load_task)
 
     async def _load(self, model: PooledModel) -> None:
-        """Load a model when it is its turn. Raises ApiError, and LoadAbandoned."""
+        """Load a model when it is its turn, unless it is loaded and takes all requests that wait for
+        it. Raises ApiError, and LoadAbandoned.
+        """
+        if await self._serve_loaded(model):
+            return
         if model.state == "here":
             model.state = "queued"
         try:
@@ -67,19 +71,33 @@ class ModelLoads:
                 await self._discard(model)
             self._state.grant_usable()  # fewer models wait for their turn now
 
+    async def _serve_loaded(self, model: PooledModel) -> bool:
+        """Give a loaded model to the requests that wait for it, as many at a time as it takes. Return
+        whether none is left; otherwise its process ends.
+        """
+        while self._state.is_usable(model) and not self._state.is_stopping:
+            self._state.grant(model)
+            if not model.tickets:
+                return True
+            # A turn would give it nothing, and would delay models that must be loaded.
+            await self._state.next_change()
+        return self._state.is_stopping
+
     async def _take_turn(self, model: PooledModel) -> None:
         """Load a model whose turn it is, or give it to further requests. Raises UserError and
         LoadAbandoned.
         """
         if not model.is_wanted:
             raise LoadAbandoned
-        if model.state in ("loaded", "unloading"):
+        self._state.report_change()
+        while model.state in ("loaded", "unloading"):
             if self._state.is_usable(model):
                 self._state.grant(model)
                 return
-            self._state.report_change()
-            await model.gone.wait()
-            model.state = "queued"
+            if not model.is_wanted:  # the turn must not be held for nobody
+                raise LoadAbandoned
+            await self._state.next_change()
+        model.state = "queued"
         started = time.perf_counter()
         await self._admit_and_open(model)
         model.load_seconds = time.perf_counter() - started
@@ -88,19 +106,21 @@ class ModelLoads:
         """Load a model, and again if its process is killed meanwhile. Raises UserError and
         LoadAbandoned.
         """
-        for delay in LOAD_RETRY_SECONDS:
+        for delay in (*LOAD_RETRY_SECONDS, None):
             try:
                 await self._admit(model)
                 await self._open(model)
                 return
             except ProcessEnded as error:
-                self._state.note(f"{model.name} was lost while it was loaded: {error}")
                 model.n_crashes += 1
+                if delay is None:
+                    raise
+                self._state.note(f"{model.name} was lost while it was loaded: {error}")
                 await self._discard(model)
                 model.state = "queued"
                 await asyncio.sleep(delay)
-        await self._admit(model)
-        await self._open(model)
+            if not model.is_wanted:
+                raise LoadAbandoned
 
     async def _admit(self, model: PooledModel) -> None:
         """Start the process of a model, and reserve its memory. Raises UserError and

@@ -234,7 +234,8 @@ class ModelPool:
         """
         if model.served.is_pinned:
             raise ApiError(f"{model.name} is pinned: it stays loaded", 409)
-        if model.load_task and not model.load_task.done():
+        # the task of a loaded one waits for as long as further requests do
+        if model.state != "loaded" and model.load_task and not model.load_task.done():
             with suppress(ApiError, LoadAbandoned):
                 await asyncio.shield(model.load_task)
         if model.state != "loaded":

@@ -167,15 +167,39 @@ class ModelAnswer:
     body: bytes
 
 
-async def ask_loaded(pool: ModelPool, scope: Any, body: bytes = b"") -> dict[str, ModelAnswer]:
-    """Send a request to all loaded models, and return the answer of each by its name. A model that
-    is lost or does not answer in time is left out.
+async def find_answer(pool: ModelPool, scope: Any, body: bytes) -> ModelAnswer | None:
+    """Send a request to all loaded models, and return the first answer that is not 404; None if
+    there is none. It does not wait for the others, of which one may be busy.
     """
-    processes = {
+    tasks = [
+        asyncio.ensure_future(_ask(process, portable_scope(scope), body))
+        for process in _loaded_processes(pool).values()
+    ]
+    try:
+        for done in asyncio.as_completed(tasks):
+            answer = await done
+            if answer is not None and answer.status != HTTPStatus.NOT_FOUND:
+                return answer
+    finally:
+        for task in tasks:
+            task.cancel()
+    return None
+
+
+def _loaded_processes(pool: ModelPool) -> dict[str, AdmittedProcess]:
+    """Return the processes of the loaded models by name."""
+    return {
         model.name: model.process
         for model in pool.models.values()
         if model.state == "loaded" and model.process is not None
     }
+
+
+async def ask_loaded(pool: ModelPool, scope: Any, body: bytes = b"") -> dict[str, ModelAnswer]:
+    """Send a request to all loaded models, and return the answer of each by its name. A model that
+    is lost or does not answer in time is left out.
+    """
+    processes = _loaded_processes(pool)
     answers = await asyncio.gather(
         *(_ask(process, portable_scope(scope), body) for process in processes.values())
     )

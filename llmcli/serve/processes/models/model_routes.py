@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -325,15 +324,15 @@ class ModelRoutes:
         return await self.control_answer(request.scope, raw)
 
     async def control_answer(self, scope: Any, raw: bytes) -> Response:
-        """Change a running answer of any model. `raw`: the request's body. The request has the id of the answer and names no
-        model, so that it is sent to all loaded models, of which at most one has the answer. Raises
-        ApiError (404) if none has it.
+        """Change a running answer of any model. `raw`: the request's body. The request has the id of
+        the answer and names no model, so that it is sent to all loaded models, of which at most one
+        has the answer. Raises ApiError (404) if none has it.
         """
         body = parse_control(await parse_json(raw), scope["path"])
-        for answer in (await model_reports.ask_loaded(self._pool, scope, raw)).values():
-            if answer.status != HTTPStatus.NOT_FOUND:
-                return Response(answer.body, answer.status, media_type="application/json")
-        raise unknown_answer(body)
+        answer = await model_reports.find_answer(self._pool, scope, raw)
+        if answer is None:
+            raise unknown_answer(body)
+        return Response(answer.body, answer.status, media_type="application/json")
 
     # --- the server
 

@@ -16,16 +16,20 @@ from llmcli.runtime.sampling import RANDOM_SEED
 from llmcli.serve.batches.records import StoredBatch
 from llmcli.serve.http.api_keys import owner_id
 from llmcli.serve.http.exchange import BACKGROUND_KEY
-from llmcli.serve.processes.front import TriesLeft, UpstreamLost
+from llmcli.serve.processes.front import TriesLeft, UpstreamLost, call_scope, post_scope
 from llmcli.serve.processes.models.model_pool import ModelPool
 
 # Tells batches of servers of several models from those of one, which have the hash of the model.
 POOL_MARK = "several models"
 CLIENT_ADDRESS = "batches"
+ERROR_FIELDS = ("type", "param", "code", "hint")  # of a model's error, besides its message
 # Lines in flight. Lines for one model are answered together, so that models which do not fit
 # together are not swapped for each line.
 PARALLEL_LINES = 16
 BUSY_SECONDS = 0.5  # before a line is sent again to a model that was busy
+# A line waits so often, and so long each time, for a model that is not available: longer together
+# than the longest delay before a model that has failed is tried again.
+MAX_WAITS, WAIT_SECONDS = 10, 20.0
 
 
 class PooledLines:
@@ -62,20 +66,32 @@ class _PooledBatch:
     """
 
     def __init__(self, lines: PooledLines, identity: Mapping[str, Any], key: str) -> None:
-        self._lines, self._key = lines, key or next(iter(lines.settings.keys), "")
+        self._lines, self._key = lines, key
         self.outputs = LineOutputs(identity)
+        # Models for which a line has waited in vain, so that thousands do not wait one after another.
+        self._given_up: set[str] = set()
 
     async def answer(self, request: BatchRequest, client: str) -> Document:
         """Return the document of the answer to a line. Raises ApiError, and ServerStopping."""
+        if self._lines.settings.keys and not self._key:
+            # another client must not answer for it
+            raise ApiError(
+                "this server does not take the key of the batch any more",
+                401,
+                code="invalid_api_key",
+            )
         body = dict(request.body)
         if body.pop("stream", None):
             raise streams_refused()
         if request.url != EMBEDDINGS_PATH and body.get("seed") in (None, RANDOM_SEED):
             body["seed"] = line_seed(0, request.custom_id)
-        raw, tries_left = encode_json(body), TriesLeft()
+        raw, tries_left, waits_left = encode_json(body), TriesLeft(), MAX_WAITS
+        name = str(body.get("model"))
         while True:
             try:
-                return await self._ask(request.url, raw)
+                document = await self._ask(request.url, raw)
+                self._given_up.discard(name)
+                return document
             except UpstreamLost as error:
                 tries_left.count(error)
                 if not tries_left:
@@ -83,34 +99,23 @@ class _PooledBatch:
             except ApiError as error:
                 if self._lines.is_stopping:
                     raise ServerStopping from None
-                if error.status != 429:
+                if error.status == 503 and waits_left and name not in self._given_up:
+                    waits_left -= 1
+                    await asyncio.sleep(WAIT_SECONDS)
+                elif error.status == 429:
+                    await asyncio.sleep(BUSY_SECONDS)
+                else:
+                    if error.status == 503:
+                        self._given_up.add(name)
                     raise
-                await asyncio.sleep(BUSY_SECONDS)
 
     async def _ask(self, path: str, raw: bytes) -> Document:
         """Send a request to the model that it names, and return the document of the answer. Raises
         ApiError and UpstreamLost.
         """
-        settings = self._lines.settings
-        headers = [
-            (b"host", f"{settings.host}:{settings.port}".encode()),
-            (b"content-type", b"application/json"),
-            *([(b"authorization", b"Bearer " + self._key.encode())] if self._key else []),
-        ]
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": headers,
-            "client": (CLIENT_ADDRESS, 0),
-            "server": (settings.host, settings.port),
-            BACKGROUND_KEY: True,
-        }
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        scope = post_scope(call_scope(self._lines.settings, CLIENT_ADDRESS, headers), path)
+        scope[BACKGROUND_KEY] = True
         status, answer = 500, bytearray()
         async for message in self._lines.pool.ask(scope, raw, b""):
             status = message.get("status", status)
@@ -119,5 +124,5 @@ class _PooledBatch:
         if status == 200:
             return document
         error = document["error"]
-        fields = {name: error[name] for name in ("param", "code") if error.get(name)}
+        fields = {name: error[name] for name in ERROR_FIELDS if error.get(name)}
         raise ApiError(error["message"], status if status in ERROR_TYPES else 500, **fields)

@@ -118,8 +118,10 @@ class PooledModel:
         count = len(self.tickets)
         if is_contended:
             count = ROUNDS_OF_A_TURN * self.served.request.parallel - self.n_running
-        for ticket in choose_tickets(self.tickets, self.running, count):
-            self.tickets.remove(ticket)
+        chosen = choose_tickets(self.tickets, self.running, count)
+        numbers = {ticket.number for ticket in chosen}
+        self.tickets = [ticket for ticket in self.tickets if ticket.number not in numbers]
+        for ticket in chosen:
             self.running[ticket.client] += 1
             ticket.process.set_result(self.process)
         self.last_used = time.monotonic()

@@ -2,6 +2,7 @@
 cancelled.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from llmcli.serve.http.body_budget import BodyBudget
+from llmcli.serve.http.routes.websocket import SocketSession
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.server import Served
 
@@ -220,3 +223,64 @@ def test_a_bug_in_one_request_does_not_close_the_socket(
         assert "ZeroDivisionError" in caplog.text
         send_request(socket, "next")
         assert receive_answers(socket, "next")["next"][-1] == {"done": True}
+
+
+class FakeSocket:
+    """A socket whose messages are put into queues."""
+
+    def __init__(self) -> None:
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def receive(self) -> Any:
+        return await self.received.get()
+
+    async def send_text(self, text: str) -> None:
+        self.sent.put_nowait(json.loads(text))
+
+    def put(self, **message: Any) -> None:
+        self.received.put_nowait({"text": json.dumps(message)})
+
+
+def test_ending_a_thought_delays_no_other_message(caplog: pytest.LogCaptureFixture) -> None:
+    may_end, has_bug = asyncio.Event(), False
+
+    async def ask(path: str, body: Any) -> Any:
+        yield {"id": "response-1"}
+        if body.get("waits"):
+            await asyncio.Event().wait()
+
+    async def end_thinking(response_id: str) -> bool:
+        if has_bug:
+            raise ZeroDivisionError
+        await may_end.wait()
+        return True
+
+    async def scenario() -> None:
+        nonlocal has_bug
+        socket: Any = FakeSocket()
+        session = SocketSession(socket, ask, end_thinking, set(), BodyBudget(1 << 20))
+        running = asyncio.ensure_future(session.run())
+        socket.put(id="a", path=CHAT, body={"waits": True})
+        assert (await socket.sent.get())["data"] == {"id": "response-1"}
+        socket.put(id="a", action="reasoning_end")
+        socket.put(id="b", path=CHAT, body={})
+        assert await socket.sent.get() == {"id": "b", "data": {"id": "response-1"}}
+        assert await socket.sent.get() == {"id": "b", "done": True}
+        may_end.set()
+        assert (await socket.sent.get())["control"]["success"] is True
+        has_bug = True
+        socket.put(id="a", action="reasoning_end")
+        assert (await socket.sent.get())["control"]["success"] is False
+        assert "ZeroDivisionError" in caplog.text
+        has_bug = False
+        may_end.clear()
+        socket.put(id="a", action="reasoning_end")  # still runs when the socket closes
+        socket.received.put_nowait({"type": "websocket.disconnect"})
+        await running
+
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(limited())

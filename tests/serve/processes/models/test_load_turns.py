@@ -3,6 +3,8 @@ in turns, so that no clock is needed.
 """
 
 import asyncio
+import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from llmcli.serve.processes.models.load_turns import LoadTurns, Ticket, choose_tickets
 from llmcli.serve.processes.models.pooled_model import ROUNDS_OF_A_TURN
-from tests.serve.processes.models.fake_processes import MIB, World, run
+from tests.serve.processes.models.fake_processes import MIB, FakeProcess, World, run
 
 ALONE = 700 * MIB  # two such models do not fit together
 
@@ -23,6 +25,7 @@ class Model:
 
     name: str
     tickets: list[Ticket] = field(default_factory=list)
+    is_ready: bool = False
 
 
 class Line:
@@ -116,14 +119,28 @@ def test_only_other_clients_that_wait_for_another_model_limit_a_turn() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 9])
+@pytest.mark.parametrize("count", [-1, 0, 1, 3, 5, 9])
 def test_few_places_are_dealt_out_to_the_clients(count: int) -> None:
     async def main() -> None:
         turns = LoadTurns()
         tickets = [turns.make_ticket(client) for client in "xxxxyz"]
         chosen = choose_tickets(tickets, Counter({"z": 1}), count)
         clients = "".join(ticket.client for ticket in chosen)
-        assert clients == "xyxzxx"[:count]
+        # all have a place if there are enough, in the order of their arrival
+        assert clients == ("xyxzxx"[: max(0, count)] if count < len(tickets) else "xxxxyz")
+
+    asyncio.run(main())
+
+
+def test_many_requests_get_their_places_in_little_time() -> None:
+    async def main() -> None:
+        turns = LoadTurns()
+        tickets = [turns.make_ticket(f"{number % 100}") for number in range(20_000)]
+        started = time.process_time()
+        assert choose_tickets(tickets, Counter(), 20_000) == tickets
+        assert len(choose_tickets(tickets, Counter(), 19_999)) == 19_999
+        # each choice among all that wait would take minutes
+        assert time.process_time() - started < 5
 
     asyncio.run(main())
 
@@ -196,6 +213,66 @@ def test_a_turn_has_a_limited_number_of_requests_while_others_wait(tmp_path: Pat
         assert world.loads == ["c", "a", "b", "a"]
 
     run(scenario, tmp_path, {"a": ALONE, "b": ALONE, "c": ALONE})
+
+
+def test_loaded_models_at_their_limit_pass_no_turns_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[str] = []
+    turn = LoadTurns.turn
+
+    def counted_turn(self: LoadTurns, model: Any) -> Any:
+        turns.append(model.name)
+        return turn(self, model)
+
+    monkeypatch.setattr(LoadTurns, "turn", counted_turn)
+    may_plan, plan = threading.Event(), FakeProcess.plan
+
+    def blocked_plan(self: FakeProcess, limits: Any) -> Any:
+        assert self.name != "c" or may_plan.wait(20)
+        return plan(self, limits)
+
+    monkeypatch.setattr(FakeProcess, "plan", blocked_plan)
+
+    async def scenario(world: World) -> None:
+        await asyncio.gather(world.ask("a"), world.ask("b"))
+        world.may_answer.clear()
+        other = ask(world, "c", "z")
+        a, b, c = (world.pool.models[name] for name in "abc")
+        await world.until(lambda: c.state == "loading")
+        turns.clear()
+        floods = [ask(world, name, name) for name in "ab" for _ in range(30)]
+        await world.until(lambda: a.n_running == b.n_running == ROUNDS_OF_A_TURN)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (a.n_waiting, b.n_waiting) == (30 - ROUNDS_OF_A_TURN,) * 2
+        may_plan.set()
+        # nobody waits for a model that must be loaded any more
+        await world.until(lambda: not a.n_waiting and not b.n_waiting)
+        assert c.n_running == 1
+        assert turns == []
+        world.may_answer.set()
+        await asyncio.gather(other, *floods)
+
+    try:
+        run(scenario, tmp_path, dict.fromkeys("abc", 200 * MIB))
+    finally:
+        may_plan.set()
+
+
+def test_requests_of_a_loaded_model_count_for_no_turn() -> None:
+    async def main() -> None:
+        line = Line()
+        loaded = Model("loaded", [line.turns.make_ticket("y")], is_ready=True)
+        holder = Model("now", [line.turns.make_ticket("x")])
+        async with line.turns.turn(loaded):
+            assert not line.turns.is_contended(holder)
+        async with line.turns.turn(holder):
+            await line.add("x", "x")
+            await line.add("y", "y")
+        assert await line.finish() == ["y", "x"]
+
+    asyncio.run(main())
 
 
 def test_models_of_a_flooding_client_take_turns_with_that_of_another(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from llmcli.api.errors import ApiError
 from llmcli.serve.processes.front import UpstreamLost
 from llmcli.serve.processes.models import model_loads, model_pool, pooled_model
+from llmcli.serve.processes.models.pooled_model import LoadAbandoned
 from tests.serve.processes.models.fake_processes import MIB, FakeProcess, World, run
 
 BOTH = {"a": 600 * MIB, "b": 700 * MIB}
@@ -236,9 +237,62 @@ def test_a_model_whose_process_is_killed_while_it_is_loaded_is_loaded_again(
         world.n_killed_loads = 3
         with pytest.raises(ApiError, match="b is not available: the model's process ended with"):
             await world.ask("b")
+        assert world.pool.models["b"].n_crashes == 3
         assert await world.ask("b") == "b"
 
     run(scenario, tmp_path, BOTH)
+
+
+def test_a_model_whose_process_is_killed_is_not_loaded_again_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_loads, "LOAD_RETRY_SECONDS", (0.05, 0.05))
+
+    async def scenario(world: World) -> None:
+        world.n_killed_loads = 1
+        answer = asyncio.ensure_future(world.ask("a"))
+        await world.until(lambda: world.pool.models["a"].n_crashes == 1)
+        answer.cancel()
+        await world.until(lambda: world.state("a") == "here" and answer.done())
+        task = world.pool.models["a"].load_task
+        assert task is not None
+        with pytest.raises(LoadAbandoned):
+            await task
+        assert world.loads == []
+        assert len(world.plans) == 1
+
+    run(scenario, tmp_path, BOTH)
+
+
+def test_an_abandoned_wait_for_a_process_that_ends_passes_the_turn_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = asyncio.Event()
+
+    async def slow_serve(self: FakeProcess) -> str:
+        await self.ended.wait()
+        if self.name == "a":
+            await may_end.wait()
+        self._leave()
+        return ""
+
+    monkeypatch.setattr(FakeProcess, "serve", slow_serve)
+
+    async def scenario(world: World) -> None:
+        await world.ask("a", keep_alive=0)
+        a = world.pool.models["a"]
+        await world.until(lambda: a.state == "unloading")
+        again = asyncio.ensure_future(world.ask("a"))
+        await world.until(lambda: a.n_waiting == 1)
+        for _ in range(10):  # it has the turn now
+            await asyncio.sleep(0)
+        again.cancel()
+        assert await world.ask("b") == "b"
+        assert a.state == "unloading"
+        may_end.set()
+        assert await world.ask("a") == "a"
+
+    run(scenario, tmp_path, {"a": 300 * MIB, "b": 300 * MIB})
 
 
 def test_a_model_that_never_fits_is_an_error_with_the_setting(tmp_path: Path) -> None:

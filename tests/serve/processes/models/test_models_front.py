@@ -210,3 +210,18 @@ def test_paths_that_are_switched_off(tmp_path: Path) -> None:
         assert (await client.get("/v1/kv")).status_code == 200
 
     serve(scenario, tmp_path, disabled_paths=(("/", "--ui"), ("/metrics", "--metrics")))
+
+
+def test_the_change_of_an_answer_does_not_wait_for_a_busy_model(tmp_path: Path) -> None:
+    async def scenario(world: World, client: httpx.AsyncClient) -> None:
+        world.answer = lambda name, _scope, _body: (200, b'{"success": true}')
+        await world.ask("a")
+        world.may_answer = asyncio.Event()  # b answers nothing
+        assert (await client.post("/models/load", json={"model": "b"})).status_code == 200
+        body = {"id": "chatcmpl-1", "action": "reasoning_end"}
+        async with asyncio.timeout(model_reports.REPORT_SECONDS / 2):
+            changed = await client.post(CONTROL, json=body)
+        assert (changed.status_code, changed.json()) == (200, {"success": True})
+        await world.until(lambda: not world.n_open)
+
+    serve(scenario, tmp_path)
