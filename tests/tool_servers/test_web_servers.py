@@ -168,6 +168,13 @@ def test_a_flood_ends_the_connection(open_web: Open, act: Act, text: str) -> Non
     assert len(server.seen) < 150
 
 
+def test_a_stream_that_is_refused_is_closed(open_web: Open) -> None:
+    servers, server = open_web(tools_call=hostile.sends_compressed_events)
+    assert "its answer is compressed" in call(servers, "hostile").text
+    assert server.closed.wait(30)
+    assert call(servers, "echo").text == "ok"
+
+
 def test_a_stream_can_be_resumed(open_web: Open) -> None:
     def answer(exchange: hostile.Exchange) -> None:
         request_id = next(iter(requests))
@@ -190,7 +197,7 @@ def test_no_stream_is_opened_beside_calls(open_web: Open) -> None:
     assert "GET" not in [kind for kind, _ in server.seen]
 
 
-def test_a_notification_that_is_not_answered_delays_no_call(
+def test_a_notification_that_is_not_answered_does_not_block_calls(
     open_web: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmcli.tool_servers.protocol.http_transport.NOTIFICATION_SECONDS", 0.1)
@@ -231,7 +238,9 @@ def test_wrong_tools_are_left_out_with_reasons(open_web: Open) -> None:
     ]
 
 
-@pytest.mark.parametrize("act", [hostile.hangs, hostile.sends_endless_json])
+@pytest.mark.parametrize(
+    "act", [hostile.hangs, hostile.hangs_in_an_event, hostile.sends_endless_json]
+)
 def test_the_end_does_not_wait_for_a_server(
     open_web: Open, act: Act, monkeypatch: pytest.MonkeyPatch
 ) -> None:

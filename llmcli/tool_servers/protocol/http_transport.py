@@ -87,15 +87,19 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         body = BoundedBody(response.stream, self._channel)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "text/event-stream" and response.is_success:
-            _check_head(request, response)
-            response.stream = body
-            return response
+        is_events = kind == "text/event-stream" and response.is_success
+        is_returned = False
         try:
             _check_head(request, response)
+            # a stream to which no call waits would be read without a limit
+            if is_events and _own_seconds(request) is None:
+                response.stream = body
+                is_returned = True
+                return response
             content = await _read_message(body) if kind == "application/json" else b""
         finally:
-            await body.aclose()
+            if not is_returned:
+                await body.aclose()
         if response.is_error:
             status = f"HTTP status {response.status_code} {response.reason_phrase}".strip()
             return _answer_error(response.status_code, _read_error(content) or status)
@@ -104,8 +108,8 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
 
 
 def _own_seconds(request: httpx2.Request) -> float | None:
-    """Return how long an answer is waited for to which no call waits; None for requests of MCP,
-    whose callers have limits.
+    """Return the time limit of a request that no call waits for; None for other requests, whose
+    callers have limits.
     """
     if request.method == "DELETE":
         return CLOSE_SECONDS
