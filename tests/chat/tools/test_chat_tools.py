@@ -21,6 +21,7 @@ from llmcli.chat.tools.chat_tools import AskUser, ChatTools
 from llmcli.chat.tools.open_tools import open_tools
 from llmcli.chat.tools.tool_request import ToolRequest
 from llmcli.errors import UserError
+from llmcli.tool_servers import server_pool
 from llmcli.tool_servers.limits import ToolLimits
 from llmcli.tool_servers.server_file import ToolServer
 from llmcli.tool_servers.server_pool import ToolServers
@@ -351,8 +352,9 @@ def test_the_options_open_and_close_the_servers(
 
 
 def test_sigterm_ends_servers_that_ignore_it(
-    tmp_path: Path, make_chat: Callable[..., ChatSession]
+    tmp_path: Path, make_chat: Callable[..., ChatSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server_pool, "CLOSE_SECONDS", 240.0)  # a busy machine needs long
     chat = make_chat()
     file = tmp_path / "servers.json"
     server = {"command": sys.executable, "args": [tool_server.__file__, "ignores_signals"]}
