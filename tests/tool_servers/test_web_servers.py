@@ -175,6 +175,41 @@ def test_a_stream_that_is_refused_is_closed(open_web: Open) -> None:
     assert call(servers, "echo").text == "ok"
 
 
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+def test_an_answer_that_trickles_ends(kind: str) -> None:
+    # packages that come with mcp
+    import anyio
+    import httpx2
+
+    from llmcli.tool_servers.protocol.channel import Channel
+    from llmcli.tool_servers.protocol.http_transport import CheckedTransport
+
+    def trickle(exchange: hostile.Exchange) -> None:
+        try:
+            exchange.begin(kind)
+            while True:
+                exchange.send_raw(b" ")
+                time.sleep(0.01)
+        finally:
+            exchange.server.closed.set()
+
+    async def post(url: str) -> str:
+        channel = Channel()
+        async with httpx2.AsyncClient(transport=CheckedTransport(channel, SHORT)) as client:
+            message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+            try:
+                with anyio.fail_after(60):
+                    return (await client.post(url, json=message)).text
+            except httpx2.ReadTimeout as error:
+                return str(error)
+
+    with serve_web(ping=trickle) as server:
+        text = anyio.run(post, server.url)
+        # a busy machine may not send the head in time
+        assert "its answer has not ended in time" in text or "no answer within 0.5 s" in text
+        assert server.closed.wait(30)
+
+
 def test_a_stream_can_be_resumed(open_web: Open) -> None:
     def answer(exchange: hostile.Exchange) -> None:
         request_id = next(iter(requests))
