@@ -32,7 +32,7 @@ from typing import Any
 
 import pexpect
 
-from scripts.clients import witness
+from scripts.clients import recording_proxy
 from scripts.transcript.record import HEIGHT, READY, ROOT, WIDTH
 from scripts.transcript.terminal import TerminalScreen
 
@@ -121,7 +121,7 @@ class Peer:
     def __init__(self, words: Sequence[str], log: Path) -> None:
         self._words, self._log = words, log
         self._process: subprocess.Popen[bytes] | None = None
-        with witness.watch("http://127.0.0.1:1") as (free, _):  # it is free afterwards
+        with recording_proxy.watch("http://127.0.0.1:1") as (free, _):  # it is free afterwards
             self._port = free.rsplit(":", 1)[1]
         self.url = f"http://127.0.0.1:{self._port}"
 
@@ -234,7 +234,7 @@ def check_failures(checks: Checks, peer: Peer, home: Path) -> None:
 
 def compare_times(checks: Checks, peer: Peer, home: Path) -> None:
     """Compare the times of answers with the server's own `timings`, and print both."""
-    with witness.watch(peer.url) as (url, exchanges):
+    with recording_proxy.watch(peer.url) as (url, exchanges):
         chat = Chat(home, "--server", url, "-n", str(TIMED_TOKENS), "--temp", "0")
         for number in range(N_TIMED):
             shown = chat.type(f"{LONG_ANSWER} It is story {number}.")

@@ -37,11 +37,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from scripts.clients import witness
+from scripts.clients import recording_proxy
 from scripts.clients.packages import CLIENTS, ENVIRONMENTS, NPM, NPM_PACKAGES, Client
-from scripts.clients.witness import Exchange
+from scripts.clients.recording_proxy import Exchange
 
 ROOT = Path(__file__).resolve().parents[2]
+END_SECONDS = 60.0  # how long a server may take to end
 STAMP = "installed.txt"  # in an environment: the packages that it has
 # the environment whose packages have versions in scripts/constraints.txt
 CONSTRAINED = "python"
@@ -140,11 +141,11 @@ def check_models(
     failed = n_answers = 0
     seconds = 0.0
     texts: dict[str, list[Exchange]] = {}
-    with serve(*refs, *flags) as url:
+    with serve(*refs, *flags, "--files-folder", str(home / "files")) as url:
         models = list_models(url, refs)
         for client, program in clients:
             with ExitStack() as stack:
-                watched = [stack.enter_context(witness.watch(url + "/v1")) for _ in models]
+                watched = [stack.enter_context(recording_proxy.watch(url + "/v1")) for _ in models]
                 pool = stack.enter_context(ThreadPoolExecutor(len(models)))
                 runs = []
                 for model, (own_url, _) in zip(models, watched, strict=True):
@@ -158,12 +159,14 @@ def check_models(
                     outcomes = running.result()
                     outcomes += [
                         {"call": "the model of each answer", "passed": False, "why": why}
-                        for why in witness.find_wrong_models(exchanges, model)
+                        for why in recording_proxy.find_wrong_models(exchanges, model)
                     ]
                     failed += report(f"{client.name} with {model}", outcomes)
                     n_answers += sum(bool(exchange.named_models) for exchange in exchanges)
-                    texts.setdefault(model, []).extend(witness.choose_texts(exchanges, n_texts))
-            seconds += witness.overlap_seconds(watched[0][1], watched[1][1])
+                    texts.setdefault(model, []).extend(
+                        recording_proxy.choose_texts(exchanges, n_texts)
+                    )
+            seconds += recording_proxy.overlap_seconds(watched[0][1], watched[1][1])
     print(
         f"{n_answers} answers name their model; for {seconds:.0f} s, {models[0]} and {models[1]} "
         "answered at once",
@@ -181,19 +184,23 @@ def compare_texts(
     """Ask each model alone for all `texts`, print how many are as they were, and return the number
     of those that are not. `texts`: the exchanges of each model.
     """
-    alone: dict[str, dict[bytes, str]] = {}
+    alone: dict[str, dict[tuple[str, bytes], str]] = {}
     for ref, model in zip(refs, models, strict=True):
         with serve(ref, *flags) as url:
             alone[model] = {
-                exchange.request: witness.ask(url, exchange).text
+                (exchange.path, exchange.request): recording_proxy.ask(url, exchange).text
                 for exchanges in texts.values()
                 for exchange in exchanges
             }
     failed = 0
     for model, exchanges in texts.items():
-        wrong = [one for one in exchanges if one.text != alone[model][one.request]]
+        wrong = [one for one in exchanges if one.text != alone[model][one.path, one.request]]
         n_own = sum(
-            all(one.text != alone[other][one.request] for other in models if other != model)
+            all(
+                one.text != alone[other][one.path, one.request]
+                for other in models
+                if other != model
+            )
             for one in exchanges
         )
         print(
@@ -203,7 +210,8 @@ def compare_texts(
         )
         for one in wrong:
             print(
-                f"  FAILED {one.path}: {one.text[:200]!r}, not {alone[model][one.request][:200]!r}"
+                f"  FAILED {one.path}: {one.text[:200]!r}, "
+                f"not {alone[model][one.path, one.request][:200]!r}"
             )
         failed += len(wrong) + (n_own == 0)
     return failed
@@ -211,7 +219,9 @@ def compare_texts(
 
 @contextmanager
 def serve(*words: str) -> Iterator[str]:
-    """Run a server, and yield its URL. Raises CalledProcessError if it does not end well."""
+    """Run a server, and yield its URL. Raises CalledProcessError if it does not end well, and
+    TimeoutExpired if it does not end at all.
+    """
     command = [sys.executable, "-m", "llmcli.app", "serve", *words, "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
@@ -219,9 +229,20 @@ def serve(*words: str) -> Iterator[str]:
             yield json.loads(process.stdout.readline())["url"]
         finally:
             process.send_signal(signal.SIGTERM)
-            code = process.wait(60)
+            code = wait_or_kill(process)
     if code:
         raise subprocess.CalledProcessError(code, command)
+
+
+def wait_or_kill(process: subprocess.Popen[Any], seconds: float = END_SECONDS) -> int:
+    """Return the exit code of a process that ends. Kill it and raise TimeoutExpired if it does not,
+    because the end of a `with` block of Popen would wait for it forever.
+    """
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
 
 
 def list_models(url: str, refs: Sequence[str]) -> list[str]:

@@ -73,6 +73,7 @@ PORT_TRIES = 5
 SECRET = "llmcli-test-secret"  # in the environment of llmcli
 HIDDEN = "rook-2209"  # in a file outside of the folder of server-filesystem
 CALL_SECONDS = 3.0
+START_SECONDS = 60.0  # how long server-everything may take to listen
 RUN_SECONDS = 600  # of one llmcli with a model
 
 
@@ -204,7 +205,7 @@ def run_pages() -> Iterator[str]:
 @contextmanager
 def run_everything(program: Path) -> Iterator[str]:
     """Run server-everything over HTTP for the block. Yields its URL. Raises RuntimeError if it
-    finds no free port.
+    finds no free port, or does not listen in time.
     """
     # the server says which port it was given, but not which one it got for 0
     for _ in range(PORT_TRIES):
@@ -219,7 +220,11 @@ def run_everything(program: Path) -> Iterator[str]:
         )
         with process:
             assert process.stderr
+            # at the limit, the end of the process ends its output, too
+            limit = threading.Timer(START_SECONDS, process.kill)
+            limit.start()
             is_up = any("listening on port" in line for line in process.stderr)
+            limit.cancel()
             # what it writes later must not fill the pipe
             drain = threading.Thread(target=process.stderr.read, daemon=True)
             drain.start()
@@ -230,7 +235,7 @@ def run_everything(program: Path) -> Iterator[str]:
             finally:
                 process.kill()
                 drain.join()
-    raise RuntimeError("server-everything found no free port")
+    raise RuntimeError("server-everything found no free port, or did not listen in time")
 
 
 def check_calls(file: Path, pages: str, allowed: Path, checks: Checks) -> None:

@@ -526,7 +526,7 @@ def web(c: OpenAI) -> None:
     assert "web_search" in found.notes[0]
 
 
-@needs_only_model
+@call
 def files(c: OpenAI) -> None:
     """files.create, retrieve, list, content, delete, wait_for_processing"""
     file = c.files.create(file=("a.jsonl", b"{}"), purpose="batch")
@@ -536,7 +536,7 @@ def files(c: OpenAI) -> None:
     assert c.files.delete(file.id).deleted
 
 
-@needs_only_model
+@call
 def batches(c: OpenAI) -> None:
     """batches.create, retrieve, list, cancel"""
     url: Any = "/v1/chat/completions"

@@ -35,6 +35,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,8 @@ TEMPLATE = (
 )
 SAMPLE_SECONDS = 0.2
 REQUEST_SECONDS = 600.0
+START_SECONDS = 120.0  # how long a server may take to start
+END_SECONDS = 60.0  # how long it may take to end
 
 
 @dataclass
@@ -277,6 +281,8 @@ async def send_load(args: argparse.Namespace, url: str, pid: int, models: list[s
         await asyncio.gather(*(client() for _ in range(args.at_once)))
         tally.load_seconds = time.monotonic() - began
         await measure_swaps(api, models, args.rounds, tally)
+        if watcher.done():  # it has failed, so that the limits were not watched
+            watcher.result()
         watcher.cancel()
     return tally
 
@@ -322,7 +328,11 @@ def print_result(tally: Tally, limit: int | None) -> int:
             f" p99 {ordered[int(len(ordered) * 0.99)]:.2f}",
             flush=True,
         )
-    within = limit is None or max(tally.most_bytes, tally.most_reserved) <= limit
+    if not tally.most_bytes:
+        print("the memory of the model processes was never read")
+    within = tally.most_bytes > 0 and (
+        limit is None or max(tally.most_bytes, tally.most_reserved) <= limit
+    )
     return 0 if within and not tally.wrong and not tally.lost else 1
 
 
@@ -340,7 +350,7 @@ def load_llmcli(args: argparse.Namespace, files: list[Path], flags: list[str]) -
         args.memory_limit,
     ]
     words += [] if args.loose else ["--reproducible"]
-    words += [word for word in flags if word != "--"]
+    words += flags
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
@@ -348,7 +358,7 @@ def load_llmcli(args: argparse.Namespace, files: list[Path], flags: list[str]) -
             tally = asyncio.run(send_load(args, ready["url"], ready["pid"], ready["models"]))
         finally:
             process.send_signal(signal.SIGTERM)
-        code = process.wait(60)
+            code = wait_or_kill(process)
     print(f"llmcli; SIGTERM: exit {code}")
     return print_result(tally, ready["memory_limit_bytes"]) or code
 
@@ -369,8 +379,20 @@ def load_router(args: argparse.Namespace, files: list[Path], folder: Path) -> No
             tally = asyncio.run(send_load(args, url, process.pid, names))
         finally:
             process.terminate()
+            wait_or_kill(process)
     print("llama-server")
     print_result(tally, None)
+
+
+def wait_or_kill(process: subprocess.Popen[Any], seconds: float = END_SECONDS) -> int:
+    """Return the exit code of a process that ends. Kill it and raise TimeoutExpired if it does not,
+    because the end of a `with` block of Popen would wait for it forever.
+    """
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
 
 
 def free_port() -> int:
@@ -381,18 +403,22 @@ def free_port() -> int:
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Return when a server answers. Raises RuntimeError if it ends."""
+    """Return when a server is healthy. Raises RuntimeError if it ends, and TimeoutError if it is not
+    healthy within START_SECONDS.
+    """
+    deadline = time.monotonic() + START_SECONDS
     while process.poll() is None:
-        try:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the server is not healthy after {START_SECONDS:g} s")
+        with suppress(httpx2.HTTPError):
             if httpx2.get(f"{url}/health").status_code == 200:
                 return
-        except httpx2.HTTPError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     raise RuntimeError(f"the server has ended with {process.returncode}")
 
 
-def main() -> int:
-    """Parse the flags, send the load to the servers and print; return the exit code."""
+def parse_words(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags of this script, and those of `serve`, which follow "--"."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -410,7 +436,13 @@ def main() -> int:
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--models-max", type=int, default=2)
     parser.add_argument("--loose", action="store_true", help="without --reproducible")
-    args, flags = parser.parse_known_args()
+    end = words.index("--") if "--" in words else len(words)
+    return parser.parse_args(words[:end]), list(words[end + 1 :])
+
+
+def main() -> int:
+    """Parse the flags, send the load to the servers and print; return the exit code."""
+    args, flags = parse_words(sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         files = args.files or make_models(Path(folder))
         code = load_llmcli(args, files, flags)

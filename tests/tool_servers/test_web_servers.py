@@ -168,6 +168,48 @@ def test_a_flood_ends_the_connection(open_web: Open, act: Act, text: str) -> Non
     assert len(server.seen) < 150
 
 
+def test_a_stream_that_is_refused_is_closed(open_web: Open) -> None:
+    servers, server = open_web(tools_call=hostile.sends_compressed_events)
+    assert "its answer is compressed" in call(servers, "hostile").text
+    assert server.closed.wait(30)
+    assert call(servers, "echo").text == "ok"
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+def test_an_answer_that_trickles_ends(kind: str) -> None:
+    # packages that come with mcp
+    import anyio
+    import httpx2
+
+    from llmcli.tool_servers.protocol.channel import Channel
+    from llmcli.tool_servers.protocol.http_transport import CheckedTransport
+
+    def trickle(exchange: hostile.Exchange) -> None:
+        try:
+            exchange.begin(kind)
+            while True:
+                exchange.send_raw(b" ")
+                time.sleep(0.01)
+        finally:
+            exchange.server.closed.set()
+
+    async def post(url: str) -> str:
+        channel = Channel()
+        async with httpx2.AsyncClient(transport=CheckedTransport(channel, SHORT)) as client:
+            message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+            try:
+                with anyio.fail_after(60):
+                    return (await client.post(url, json=message)).text
+            except httpx2.ReadTimeout as error:
+                return str(error)
+
+    with serve_web(ping=trickle) as server:
+        text = anyio.run(post, server.url)
+        # a busy machine may not send the head in time
+        assert "its answer has not ended in time" in text or "no answer within 0.5 s" in text
+        assert server.closed.wait(30)
+
+
 def test_a_stream_can_be_resumed(open_web: Open) -> None:
     def answer(exchange: hostile.Exchange) -> None:
         request_id = next(iter(requests))
@@ -190,7 +232,7 @@ def test_no_stream_is_opened_beside_calls(open_web: Open) -> None:
     assert "GET" not in [kind for kind, _ in server.seen]
 
 
-def test_a_notification_that_is_not_answered_delays_no_call(
+def test_a_notification_that_is_not_answered_does_not_block_calls(
     open_web: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmcli.tool_servers.protocol.http_transport.NOTIFICATION_SECONDS", 0.1)
@@ -231,7 +273,9 @@ def test_wrong_tools_are_left_out_with_reasons(open_web: Open) -> None:
     ]
 
 
-@pytest.mark.parametrize("act", [hostile.hangs, hostile.sends_endless_json])
+@pytest.mark.parametrize(
+    "act", [hostile.hangs, hostile.hangs_in_an_event, hostile.sends_endless_json]
+)
 def test_the_end_does_not_wait_for_a_server(
     open_web: Open, act: Act, monkeypatch: pytest.MonkeyPatch
 ) -> None:

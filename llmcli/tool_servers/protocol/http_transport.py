@@ -28,13 +28,16 @@ KEPT_HEADERS = {"content-type", "location", "mcp-session-id"}
 
 
 class BoundedBody(httpx2.AsyncByteStream):
-    """The body of an answer, counted by a channel. Raises httpx2.ReadError if it is too long."""
+    """The body of an answer, counted by a channel. Raises httpx2.ReadError if it is too long, and
+    httpx2.ReadTimeout if it has not ended at `deadline`, a time of anyio's clock.
+    """
 
-    def __init__(self, body: httpx2.AsyncByteStream, channel: Channel) -> None:
-        self._body, self._channel = body, channel
+    def __init__(self, body: httpx2.AsyncByteStream, channel: Channel, deadline: float) -> None:
+        self._body, self._channel, self._deadline = body, channel, deadline
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._body:
+        pieces = aiter(self._body)
+        while (piece := await self._read_piece(pieces)) is not None:
             try:
                 self._channel.count_bytes(len(piece))
             except ChannelError as error:
@@ -45,16 +48,27 @@ class BoundedBody(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         await self._body.aclose()
 
+    async def _read_piece(self, pieces: AsyncIterator[bytes]) -> bytes | None:
+        """Return the next piece, or None at the end. Raises httpx2.ReadTimeout."""
+        try:
+            # the timeout of httpx2 restarts with each piece, so that a trickle would not end
+            with anyio.fail_after(max(0.0, self._deadline - anyio.current_time())):
+                return await anext(pieces, None)
+        except TimeoutError:
+            raise httpx2.ReadTimeout("its answer has not ended in time") from None
+
 
 class CheckedTransport(httpx2.AsyncBaseTransport):
     """Sends requests, and checks their answers before the package `mcp` reads them.
 
     A failure becomes the answer 502 with a JSON-RPC error, because an exception would end the
-    connection, and not only the call.
+    connection, and not only the call. An answer must have ended after `longest` seconds, when no
+    caller waits for it any more.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel, self._inner = channel, httpx2.AsyncHTTPTransport()
+    def __init__(self, channel: Channel, longest: float) -> None:
+        self._channel, self._longest = channel, longest
+        self._inner = httpx2.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
@@ -67,10 +81,11 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
                 self._channel.end(str(error))
                 return _answer_error(HTTPStatus.BAD_GATEWAY, str(error))
         await request.aread()  # a redirected request has its body as a stream
-        seconds = _own_seconds(request)
+        own_seconds = _own_seconds(request)
+        seconds = self._longest if own_seconds is None else own_seconds
         try:
             with anyio.fail_after(seconds):
-                return await self._send(request)
+                return await self._send(request, anyio.current_time() + seconds)
         except TimeoutError:
             return _answer_error(HTTPStatus.BAD_GATEWAY, f"no answer within {seconds:g} s")
         except httpx2.RequestError as error:
@@ -79,23 +94,27 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    async def _send(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request, and return its answer: events as a stream, JSON completely, and nothing
-        of other bodies. Raises httpx2.RequestError.
+    async def _send(self, request: httpx2.Request, deadline: float) -> httpx2.Response:
+        """Send a request, and return its answer: events as a stream until `deadline`, JSON
+        completely, and nothing of other bodies. Raises httpx2.RequestError.
         """
         response = await self._inner.handle_async_request(request)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        body = BoundedBody(response.stream, self._channel)
+        body = BoundedBody(response.stream, self._channel, deadline)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "text/event-stream" and response.is_success:
-            _check_head(request, response)
-            response.stream = body
-            return response
+        is_events = kind == "text/event-stream" and response.is_success
+        is_returned = False
         try:
             _check_head(request, response)
+            # a stream to which no call waits would be read without a limit
+            if is_events and _own_seconds(request) is None:
+                response.stream = body
+                is_returned = True
+                return response
             content = await _read_message(body) if kind == "application/json" else b""
         finally:
-            await body.aclose()
+            if not is_returned:
+                await body.aclose()
         if response.is_error:
             status = f"HTTP status {response.status_code} {response.reason_phrase}".strip()
             return _answer_error(response.status_code, _read_error(content) or status)
@@ -104,8 +123,8 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
 
 
 def _own_seconds(request: httpx2.Request) -> float | None:
-    """Return how long an answer is waited for to which no call waits; None for requests of MCP,
-    whose callers have limits.
+    """Return the time limit of a request that no call waits for; None for other requests, whose
+    callers have limits.
     """
     if request.method == "DELETE":
         return CLOSE_SECONDS
@@ -160,12 +179,12 @@ async def open_url(
     """Connect to the URL of `server`, and end the session after the block. Yields the streams of
     messages.
     """
-    longest = max(limits.call_seconds, limits.start_seconds)
-    timeout = httpx2.Timeout(CONNECT_SECONDS, read=longest + CLOSE_SECONDS)
+    longest = max(limits.call_seconds, limits.start_seconds) + CLOSE_SECONDS
+    timeout = httpx2.Timeout(CONNECT_SECONDS, read=longest)
     client = httpx2.AsyncClient(
         headers={**server.headers, "accept-encoding": "identity"},
         timeout=timeout,
-        transport=CheckedTransport(channel),
+        transport=CheckedTransport(channel, longest),
         trust_env=False,
     )
     async with (

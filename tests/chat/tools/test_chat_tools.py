@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from llmcli.chat import input_loop, resume
@@ -21,6 +24,7 @@ from llmcli.chat.tools.chat_tools import AskUser, ChatTools
 from llmcli.chat.tools.open_tools import open_tools
 from llmcli.chat.tools.tool_request import ToolRequest
 from llmcli.errors import UserError
+from llmcli.tool_servers import server_pool
 from llmcli.tool_servers.limits import ToolLimits
 from llmcli.tool_servers.server_file import ToolServer
 from llmcli.tool_servers.server_pool import ToolServers
@@ -351,8 +355,9 @@ def test_the_options_open_and_close_the_servers(
 
 
 def test_sigterm_ends_servers_that_ignore_it(
-    tmp_path: Path, make_chat: Callable[..., ChatSession]
+    tmp_path: Path, make_chat: Callable[..., ChatSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server_pool, "CLOSE_SECONDS", 240.0)  # a busy machine needs long
     chat = make_chat()
     file = tmp_path / "servers.json"
     server = {"command": sys.executable, "args": [tool_server.__file__, "ignores_signals"]}
@@ -371,3 +376,33 @@ def test_sigterm_ends_servers_that_ignore_it(
     assert exit_info.value.code == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def find_servers(pid: int) -> list[psutil.Process]:
+    """Return the running tool servers that a process has started."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):
+            found += [child] if tool_server.__file__ in child.cmdline() else []
+    return found
+
+
+def test_sigterm_ends_the_command_and_its_servers(stories_gguf: Path, tmp_path: Path) -> None:
+    """The command waits for a server that does not answer when the signal comes."""
+    file = tmp_path / "servers.json"
+    server = {"command": sys.executable, "args": [tool_server.__file__, "never_answers"]}
+    file.write_text(json.dumps({"mcpServers": {"silent": server}}))
+    words = ["run", str(stories_gguf), "Once", "--mcp", str(file), "--tool-start-timeout", "240"]
+    environ = {**os.environ, "LLMCLI_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "llmcli.app", *words]
+    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 240
+            while not (children := find_servers(process.pid)):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(240) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    assert not any(child.is_running() for child in children)

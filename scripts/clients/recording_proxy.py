@@ -1,6 +1,4 @@
-"""Stands between a client and a server, and keeps what they say: whether each answer comes from the
-model that was asked.
-"""
+"""A recording proxy between a client and a server, which shows which model gave each answer."""
 
 import json
 import threading
@@ -64,7 +62,7 @@ class Exchange:
 
     @property
     def text(self) -> str:
-        """The text of the answer, the same whether and how it is streamed in parts."""
+        """The text of the answer. Equal for equal answers to one request."""
         texts: dict[str, str] = {}
         for document in self.documents:
             for name, part in _find_texts(document):
@@ -164,11 +162,11 @@ def find_wrong_models(exchanges: Sequence[Exchange], model: str) -> list[str]:
 
 def choose_texts(exchanges: Sequence[Exchange], count: int) -> list[Exchange]:
     """Return up to `count` exchanges with text of a model, those that took the shortest time, and
-    of each path before a second one of any. Each has another request.
+    of each path before a second one of any. Each has another path or request.
     """
     quick = sorted(exchanges, key=lambda exchange: exchange.ended - exchange.began)
     distinct = {
-        exchange.request: exchange
+        (exchange.path, exchange.request): exchange
         for exchange in reversed(quick)
         if exchange.status == 200
         and exchange.is_whole

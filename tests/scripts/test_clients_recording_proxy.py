@@ -7,8 +7,8 @@ from threading import Thread
 
 import pytest
 
-from scripts.clients import witness
-from scripts.clients.witness import Exchange
+from scripts.clients import recording_proxy
+from scripts.clients.recording_proxy import Exchange
 
 CHAT = {"model": "one", "choices": [{"message": {"content": "A long enough answer."}}]}
 DELTAS = [
@@ -36,8 +36,10 @@ def test_the_text_and_the_model_of_an_answer_are_found_in_every_form(
 ) -> None:
     found = exchange(answer, 0, 1)
     assert (found.text, found.named_models) == (text, {"one"})
-    assert witness.find_wrong_models([found], "one") == []
-    assert witness.find_wrong_models([found], "two") == ["/v1/chat/completions was answered by one"]
+    assert recording_proxy.find_wrong_models([found], "one") == []
+    assert recording_proxy.find_wrong_models([found], "two") == [
+        "/v1/chat/completions was answered by one"
+    ]
 
 
 def test_quick_answers_of_each_path_are_chosen() -> None:
@@ -46,15 +48,21 @@ def test_quick_answers_of_each_path_are_chosen() -> None:
     other = exchange(text, 3, 8, path="/api/chat")
     short = exchange(b'{"content": "no"}', 4, 4)
     listing = exchange(text, 5, 5, path="/v1/models")
-    chosen = witness.choose_texts([slow, quick, second, other, short, listing], 3)
+    chosen = recording_proxy.choose_texts([slow, quick, second, other, short, listing], 3)
     assert chosen == [quick, other, second]
+
+
+def test_equal_requests_to_two_paths_are_two() -> None:
+    text = json.dumps(CHAT).encode()
+    first, second = exchange(text, 1, 2), exchange(text, 1, 3, path="/api/chat")
+    assert recording_proxy.choose_texts([first, second], 3) == [first, second]
 
 
 def test_times_of_both_are_counted_once() -> None:
     first = [exchange(b"", 0, 4), exchange(b"", 1, 2)]
     second = [exchange(b"", 3, 9), exchange(b"", 1.5, 2.5)]
-    assert witness.overlap_seconds(first, second) == 2
-    assert witness.overlap_seconds(first, []) == 0
+    assert recording_proxy.overlap_seconds(first, second) == 2
+    assert recording_proxy.overlap_seconds(first, []) == 0
 
 
 def test_requests_and_answers_are_passed_on_and_kept() -> None:
@@ -72,7 +80,10 @@ def test_requests_and_answers_are_passed_on_and_kept() -> None:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            with witness.watch(f"http://127.0.0.1:{server.server_address[1]}/v1") as (url, kept):
+            with recording_proxy.watch(f"http://127.0.0.1:{server.server_address[1]}/v1") as (
+                url,
+                kept,
+            ):
                 with urllib.request.urlopen(f"{url}/x", b"hello") as answer:
                     assert answer.read() == b"HELLO"
         finally:
