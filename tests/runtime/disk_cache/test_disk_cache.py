@@ -230,6 +230,28 @@ def test_a_request_that_needs_no_file_overtakes_one_that_is_read(
         assert not engine.waits_for_disk
 
 
+def test_the_engine_does_not_wait_when_an_answer_has_made_room_for_another(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        engine.schedule = replace(engine.schedule, max_running=1)
+        engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
+        engine.step()
+        engine.submit(Request((5, 6, 7), GREEDY, 3, ignore_eos=True))
+        engine.step()
+        waiting = engine.submit(Request((6, 7, 8), GREEDY, 3, ignore_eos=True))
+        events = [event for _ in range(2) for event in engine.step()]
+        has_slept, found = engine.waits_for_disk, {event.sequence for event in engine.step()}
+        held.is_released.set()
+        assert events[-1].finish
+        assert not has_slept, "the third request can begin"
+        assert found == {waiting}
+        while engine.is_busy:
+            engine.step()
+
+
 def test_a_request_that_is_cancelled_while_it_is_read_ends_at_once(
     stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
