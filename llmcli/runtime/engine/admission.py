@@ -97,6 +97,7 @@ class Admission:
             return False
         sample.n_computed = sample.accounting.n_reused = first.n_computed
         sample.accounting.prompt_seconds = first.accounting.prompt_seconds
+        self.end_load(sample)
         self.state.run(sample)
         return True
 
@@ -202,6 +203,7 @@ class Admission:
         that it names, which gets all of the beginning. Return False while it is being read.
         """
         tokens, disk_read = sequence.tokens, sequence.disk_read
+        disk_read.awaited = None  # it has ended, and may hold a state
         if disk_read.is_done:
             return True
         scope, ledger = self._sharing_scope(sequence), self.ledger
@@ -253,10 +255,11 @@ class Admission:
         return [load for load in loads if load is not None and load.is_running]
 
     def end_load(self, sequence: Sequence) -> None:
-        """End the load of a sequence that is over before it has begun."""
-        if self.disk_cache and sequence.disk_read.load is not None:
-            self.disk_cache.loader.end(sequence.disk_read.load)
-            sequence.disk_read.load = None
+        """End the load of a sequence that needs none any more: it is over, or shares other cells."""
+        disk_read = sequence.disk_read
+        if self.disk_cache and disk_read.load is not None:
+            self.disk_cache.loader.end(disk_read.load)
+        disk_read.load = disk_read.awaited = None
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Restore the stored state of a preempted sequence. Return False when it has none or it
