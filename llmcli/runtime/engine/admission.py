@@ -215,7 +215,7 @@ class Admission:
             )
             if self._awaits_load(sequence, disk_cache, slot):
                 return False
-            disk_read.load = disk_cache.start_load(
+            disk_read.load = self._take_load(sequence, slot) or disk_cache.start_load(
                 tokens[:-1], scope, disk_read.n_cached, reads_all=slot is not None
             )
         if disk_read.load is not None:
@@ -246,6 +246,24 @@ class Admission:
             disk_read.awaited = loads[0][1]
             return True
         return False
+
+    def _take_load(self, sequence: Sequence, slot: int | None) -> StateLoad | None:
+        """Take over a load that has just ended from another waiting sequence that comes later in the
+        order, if it read a beginning of this prompt. Return None if there is none.
+        """
+        scope = self._sharing_scope(sequence)
+        for other in self.state.waiting if slot is None else ():
+            load = other.disk_read.load
+            if load is None or load.is_running or load.future.exception() is not None:
+                continue
+            is_shared = not self.names_slot(other) and self._sharing_scope(other) == scope
+            found = load.future.result()
+            length = len(found.tokens) if found is not None else 0
+            shared_length = min(_common_length(sequence, other), len(sequence.tokens) - 1)
+            if is_shared and sequence.disk_read.n_cached < length <= shared_length:
+                other.disk_read.load = None
+                return load
+        return None
 
     @property
     def loading(self) -> list[StateLoad]:
