@@ -29,7 +29,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ MIN_SHARE, MAX_RATIO = 0.95, 0.1
 NEW_TOKENS = 8
 BLOCK_TOKENS = 16  # of the cache
 WARM_TOKENS = 40
+MAX_WARM_SECONDS = 120.0
 JSON = {"Content-Type": "application/json"}
 
 
@@ -119,12 +120,13 @@ def measure_gaps(args: argparse.Namespace, folder: str, turns: list[list[int]]) 
     for turn in turns:
         with serve(args, folder) as (_, url):
             stream = TimedStream(url, [5, 6, 7], args.ctx // 2)
-            stream.has_warmed.wait()
+            assert stream.has_warmed.wait(MAX_WARM_SECONDS), "the stream gives no tokens"
             # the second turn has as many tokens to compute as the first, but no state to restore
             end = (len(turn) - NEW_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
             for found, tokens in ((restored, turn), (cached, [*turn[:end], *turn[:end:-1], 5])):
                 begun = time.perf_counter()
                 _, n_disk = ask(url, tokens, 1)
+                assert stream.is_alive(), "the stream ended before the turn"
                 found.append(longest_gap(stream, begun, time.perf_counter()))
                 shares += [n_disk / len(turn)] if tokens is turn else []
         with serve(args, folder) as (_, url):
@@ -132,9 +134,10 @@ def measure_gaps(args: argparse.Namespace, folder: str, turns: list[list[int]]) 
             waits_alone.append(ask(url, [8, 9, 11], 4)[0])
             connection = http.client.HTTPConnection(url.removeprefix("http://"))
             body = json.dumps({"prompt": turn, "max_tokens": 1})
-            connection.request("POST", "/v1/completions", body, JSON)  # it does not wait
-            waits.append(ask(url, [8, 9, 12], 4)[0])
-            assert connection.getresponse().status == 200
+            with closing(connection):
+                connection.request("POST", "/v1/completions", body, JSON)  # it does not wait
+                waits.append(ask(url, [8, 9, 12], 4)[0])
+                assert connection.getresponse().status == 200
     for name, values in (
         ("longest gap, restoring", restored),
         ("longest gap, in memory", cached),

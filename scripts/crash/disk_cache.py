@@ -18,6 +18,7 @@ The script exits with 1 if anything differs.
 
 import argparse
 import hashlib
+import http.client
 import json
 import os
 import random
@@ -192,7 +193,8 @@ def kill_servers(model: str, root: Path, kills: int, rng: random.Random) -> list
 
     def play(url: str) -> None:
         """Send all prompts in another order each time, until the server is killed."""
-        with suppress(OSError):
+        # an answer that is cut off in the middle is no OSError
+        with suppress(OSError, http.client.HTTPException, ValueError):
             while True:
                 for prompt in rng.sample(PROMPTS, len(PROMPTS)):
                     ask(url, prompt)

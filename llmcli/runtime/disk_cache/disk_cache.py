@@ -299,14 +299,15 @@ class DiskCache:
         and is ended. `named_slot`: the slot, if the prompt names one; the load then `reads_all`.
         Return the length of the beginning that is now in the pool because of it, or 0.
         """
+        future = load.future
         self.loader.end(load)
-        if (error := load.future.exception()) is not None:
+        if (error := future.exception()) is not None:
             if isinstance(error, OSError | MemoryError):
                 self.writer.report_once(f"saved states cannot be read: {error}")
             else:
                 self.writer.report_bug(error, "a saved state was not read")
             return 0
-        swapped, ledger = load.future.result(), self.ledger
+        swapped, ledger = future.result(), self.ledger
         if swapped is None:
             return 0
         n_cached = (

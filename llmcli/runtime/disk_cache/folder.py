@@ -4,8 +4,8 @@ entry is a file. Several processes may use the folder at once.
 - A file is written under a temporary name and renamed, so that readers see all of it or nothing.
 - The lock file is held while a file is written and old ones are dropped for it. The bytes of all
   models together stay within the quota. Each writer sets the time of the root folder, by which
-  another one sees that its own count of the bytes is out of date. Readers need no lock: a file that is dropped while it is
-  read stays readable.
+  another one sees that its own count of the bytes is out of date. Readers need no lock: a file that
+  is dropped while it is read stays readable.
 - The least recently used files are dropped first. When a text is used, its later parts are marked
   as slightly older than its earlier ones, because they are of no use without them.
 - `model.json` in a sub-folder names the model and the settings of its entries, and the place of the
@@ -201,9 +201,12 @@ class StateFolder:
 
     def _delete_leftovers(self) -> None:
         """Delete temporary files of killed writers. The lock must be held: no process writes."""
+        leftovers: list[Path] = []
         with suppress(OSError):
-            for path in find_leftovers(self.root):
-                path.unlink(missing_ok=True)
+            leftovers = find_leftovers(self.root)
+        for path in leftovers:
+            with suppress(OSError):  # one that cannot be deleted must not keep the others
+                path.unlink()
 
     def _measure(self) -> list[FoundEntry]:
         """Return the files of all models, and record their bytes."""

@@ -36,6 +36,12 @@ class StateLoad:
         """Return whether the search has no result yet."""
         return not self.future.done()
 
+    def drop_result(self) -> None:
+        """Free the state, because a sequence that awaits this search may hold it for long."""
+        ended: Future[SwappedState | None] = Future()
+        ended.set_result(None)
+        self.future, self.nbytes = ended, 0
+
 
 class StateLoader:
     """Finds and reads entries. `is_worth`: returns whether entries of a number of bytes that save a
@@ -55,7 +61,8 @@ class StateLoader:
         self._is_worth, self._record, self.by_channel = is_worth, record, by_channel
         # Called on the loader's thread when a search has ended. None: whoever needs a result waits.
         self.on_loaded: Callable[[], None] | None = None
-        self._open: set[StateLoad] = set()  # whose states are not handed over
+        # whose states are not handed over, or are still being read
+        self._open: set[StateLoad] = set()
         self._pool = ThreadPoolExecutor(1, "llmcli-state-loader")
 
     @property
@@ -66,7 +73,7 @@ class StateLoader:
     @property
     def n_open(self) -> int:
         """Return the number of searches that were not ended."""
-        return len(self._open)
+        return sum(not load.is_cancelled for load in tuple(self._open))
 
     def start(
         self, tokens: Sequence[int], scope: str, n_cached: int, reads_all: bool = False
@@ -82,10 +89,11 @@ class StateLoader:
 
     def end(self, load: StateLoad) -> None:
         """Forget a search, whose state is handed over or not needed. A file that is being read is
-        read to its end.
+        read to its end, and its bytes count until then.
         """
         load.is_cancelled = True
-        self._open.discard(load)
+        if not load.is_running:
+            self._forget(load)
 
     def close(self) -> None:
         """End the thread."""
@@ -93,12 +101,18 @@ class StateLoader:
             self.end(load)
         self._pool.shutdown()
 
+    def _forget(self, load: StateLoad) -> None:
+        self._open.discard(load)
+        load.drop_result()
+
     def _run(self, load: StateLoad, search: PrefixSearch) -> None:
         """Search, and hand the result or the error to the engine's thread."""
         try:
             load.future.set_result(self._load(load, search))
         except BaseException as error:  # noqa: BLE001 (the engine's thread reports it)
             load.future.set_exception(error)
+        if load.is_cancelled:  # it was ended before it had a result
+            self._forget(load)
         if self.on_loaded is not None:
             self.on_loaded()
 
@@ -126,7 +140,7 @@ class StateLoader:
             except MemoryError:
                 return None
             finally:
-                load.nbytes = len(loaded.state) if loaded else 0
+                load.nbytes = match.nbytes if loaded else 0  # with the checkpoints
             if loaded is not None:
                 self._record(match.nbytes, time.perf_counter() - start_time)
                 self.index.folder.touch(entry.name for entry in match.entries)

@@ -47,6 +47,7 @@ class StateWriter:
         self._is_broken = False
         self._reported: set[str] = set()
         self._paused_until = 0.0
+        self._pause_topics: set[str] = set()  # why the last writes failed
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="llmcli-states", daemon=True)
@@ -75,14 +76,13 @@ class StateWriter:
         self._thread.join(seconds)
 
     def pause(self, reason: str) -> None:
-        """Write nothing for a while, and report the reason unless it was reported before, also for
-        another file.
+        """Write nothing for a while, and report the reason unless it was reported since the last
+        successful write, also for another file.
         """
         self._paused_until = time.monotonic() + PAUSE_SECONDS
-        self.report_once(
-            f"{reason}; states of answers are not saved until this works again",
-            reason.rpartition(": ")[2],
-        )
+        topic = reason.rpartition(": ")[2]
+        self._pause_topics.add(topic)
+        self.report_once(f"{reason}; states of answers are not saved until this works again", topic)
 
     def report_once(self, text: str, topic: str = "") -> None:
         """Report a text, unless one on the same topic was reported. The default topic is the text."""
@@ -115,6 +115,9 @@ class StateWriter:
         try:
             if not self.is_paused:
                 is_written = self.folder.write(job.entry, job.tokens, job.state)
+            if is_written:  # the next failure is news again
+                self._reported -= self._pause_topics
+                self._pause_topics.clear()
         except QuotaTooSmall:
             self.report_once(
                 f"a state of {format_size(len(job.state))} is not saved: --cache-dir-size allows"

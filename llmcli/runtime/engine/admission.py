@@ -97,6 +97,7 @@ class Admission:
             return False
         sample.n_computed = sample.accounting.n_reused = first.n_computed
         sample.accounting.prompt_seconds = first.accounting.prompt_seconds
+        self.end_load(sample)
         self.state.run(sample)
         return True
 
@@ -202,6 +203,7 @@ class Admission:
         that it names, which gets all of the beginning. Return False while it is being read.
         """
         tokens, disk_read = sequence.tokens, sequence.disk_read
+        disk_read.awaited = None  # it has ended, and may hold a state
         if disk_read.is_done:
             return True
         scope, ledger = self._sharing_scope(sequence), self.ledger
@@ -213,7 +215,7 @@ class Admission:
             )
             if self._awaits_load(sequence, disk_cache, slot):
                 return False
-            disk_read.load = disk_cache.start_load(
+            disk_read.load = self._take_load(sequence, slot) or disk_cache.start_load(
                 tokens[:-1], scope, disk_read.n_cached, reads_all=slot is not None
             )
         if disk_read.load is not None:
@@ -245,6 +247,24 @@ class Admission:
             return True
         return False
 
+    def _take_load(self, sequence: Sequence, slot: int | None) -> StateLoad | None:
+        """Take over a load that has just ended from another waiting sequence that comes later in the
+        order, if it read a beginning of this prompt. Return None if there is none.
+        """
+        scope = self._sharing_scope(sequence)
+        for other in self.state.waiting if slot is None else ():
+            load = other.disk_read.load
+            if load is None or load.is_running or load.future.exception() is not None:
+                continue
+            is_shared = not self.names_slot(other) and self._sharing_scope(other) == scope
+            found = load.future.result()
+            length = len(found.tokens) if found is not None else 0
+            shared_length = min(_common_length(sequence, other), len(sequence.tokens) - 1)
+            if is_shared and sequence.disk_read.n_cached < length <= shared_length:
+                other.disk_read.load = None
+                return load
+        return None
+
     @property
     def loading(self) -> list[StateLoad]:
         """Return the running loads for which sequences wait."""
@@ -253,10 +273,11 @@ class Admission:
         return [load for load in loads if load is not None and load.is_running]
 
     def end_load(self, sequence: Sequence) -> None:
-        """End the load of a sequence that is over before it has begun."""
-        if self.disk_cache and sequence.disk_read.load is not None:
-            self.disk_cache.loader.end(sequence.disk_read.load)
-            sequence.disk_read.load = None
+        """End the load of a sequence that needs none any more: it is over, or shares other cells."""
+        disk_read = sequence.disk_read
+        if self.disk_cache and disk_read.load is not None:
+            self.disk_cache.loader.end(disk_read.load)
+        disk_read.load = disk_read.awaited = None
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Restore the stored state of a preempted sequence. Return False when it has none or it

@@ -102,6 +102,7 @@ class Engine:
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._current_pass: ForwardPass | None = None  # the scheduled pass being computed
+        self._was_empty = False  # whether the last step had nothing to compute
         # rows of the pass being computed, or of the last one; EngineWatch resets it
         self.pass_rows = 0
         self._count = 0
@@ -130,8 +131,11 @@ class Engine:
         """Return whether a step would do nothing until the beginning of a prompt is read from the
         disk. Right after a step only: a new request may be computed at once.
         """
-        return self.scheduler.waits_for_disk and not any(
-            sequence.is_cancelled for sequence in self._live.values()
+        # a pass that ended an answer may have made room for a waiting request
+        return (
+            self._was_empty
+            and self.scheduler.waits_for_disk
+            and not any(sequence.is_cancelled for sequence in self._live.values())
         )
 
     @property
@@ -308,11 +312,13 @@ class Engine:
         Raises UserError when llama.cpp cannot compute the pass.
         """
         events: list[Event] = []
+        self._was_empty = False
         plan = self._single_token_pass()
         is_scheduled = plan is None
         if plan is None:
             plan = self._schedule_pass(events)
             if not plan.tokens:
+                self._was_empty = True
                 self._wait_for_disk()
                 return events
             self._current_pass = plan

@@ -98,6 +98,7 @@ class Scheduler:
         if sequence.times:
             self.offload_store.costs.record_answer(len(sequence.times))
         self.admission.history.finish(sequence.id, sequence.tokens)
+        self.admission.end_load(sequence)
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
@@ -105,7 +106,6 @@ class Scheduler:
                 self.disk_cache.note_end(sequence.slot)
             return
         self.waiting.remove(sequence, self.state.n_passes)
-        self.admission.end_load(sequence)
         if sequence.preemption.state:
             self.swap.drop(sequence.preemption.state)
 

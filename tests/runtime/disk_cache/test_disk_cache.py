@@ -65,6 +65,8 @@ def opened(
             assert cache is not None
             yield runner, cache
             runner.engine.check()
+            cache.loader._pool.submit(lambda: None).result(60)  # after what is still being read
+            assert runner.engine.is_busy or (cache.loader.n_open, cache.loader.nbytes) == (0, 0)
 
 
 def answer(runner: Runner, tokens: tuple[int, ...], count: int = 4, client: str = "") -> Answer:
@@ -230,10 +232,36 @@ def test_a_request_that_needs_no_file_overtakes_one_that_is_read(
         assert not engine.waits_for_disk
 
 
-def test_a_request_that_is_cancelled_while_it_is_read_ends_at_once(
+def test_the_engine_does_not_wait_when_an_answer_has_made_room_for_another(
     stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        engine.schedule = replace(engine.schedule, max_running=1)
+        engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
+        engine.step()
+        engine.submit(Request((5, 6, 7), GREEDY, 3, ignore_eos=True))
+        engine.step()
+        waiting = engine.submit(Request((6, 7, 8), GREEDY, 3, ignore_eos=True))
+        events = [event for _ in range(2) for event in engine.step()]
+        has_slept, found = engine.waits_for_disk, {event.sequence for event in engine.step()}
+        held.is_released.set()
+        assert events[-1].finish
+        assert not has_slept, "the third request can begin"
+        assert found == {waiting}
+        while engine.is_busy:
+            engine.step()
+
+
+def test_a_request_that_is_cancelled_while_it_is_read_ends_at_once(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_cache_module, "PART_TOKENS", 64)  # two files
+    with opened(stories_gguf, folder, saves_states=True) as (runner, cache):
+        answer(runner, PROMPT)
+        save(cache)
+    assert len(states(folder)) == 2
     with opened(stories_gguf, folder) as (runner, cache):
         held, engine = HeldReads(cache, monkeypatch), runner.engine
         reading = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
@@ -244,9 +272,66 @@ def test_a_request_that_is_cancelled_while_it_is_read_ends_at_once(
         (event,) = engine.step()
         assert (event.sequence, event.finish) == (reading, "cancelled")
         assert engine.ledger.n_idle == 2
-        assert cache.loader.nbytes == 0, "its bytes count no longer"
+        assert cache.loader.n_open == 0
+        is_counted = cache.loader.nbytes > 0
         held.is_released.set()
-    assert len(held.names) == 1
+        assert is_counted, "the file is read to its end"
+    assert len(held.names) == 1, "the second file is not read"
+
+
+def test_a_sample_that_shares_a_prompt_ends_its_own_load(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (runner, cache):
+        engine = runner.engine
+        numbers = engine.submit_samples(Request(PROMPT, GREEDY, 4, ignore_eos=True), 2)
+        sample = engine._live[numbers[1]]
+        sample.disk_read.load = cache.start_load(PROMPT[:-1], "", 0)
+        while engine.is_busy:
+            engine.step()
+        assert cache.loader.n_open == 0
+        assert sample.disk_read.load is None
+
+
+def test_a_load_keeps_no_state_after_it_was_restored(stories_gguf: Path, folder: Path) -> None:
+    fill(stories_gguf, folder)
+    with opened(stories_gguf, folder) as (_, cache):
+        load = cache.start_load(PROMPT[:-1], "", 0)
+        assert load is not None
+        state = load.future.result(60)
+        assert state is not None
+        assert load.nbytes >= len(state.state)
+        assert cache.restore(load, PROMPT, "") == N_SAVED
+        assert load.future.result() is None
+
+
+def test_the_bytes_of_a_load_include_its_checkpoints(mamba: Path, folder: Path) -> None:
+    fill(mamba, folder)
+    with opened(mamba, folder) as (_, cache):
+        load = cache.start_load((*PROMPT, *range(3, 60)), "", 0)
+        assert load is not None
+        load.future.result(60)
+        assert cache.loader.nbytes == load.nbytes
+        cache.loader.end(load)
+        assert cache.loader.nbytes == 0
+
+
+def test_a_leftover_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path, {"model": "m"}, 10_000, ())
+    folder.open()
+    entry = Entry("whole", 0, ((16, bytes(16)),), 2000)
+    names = [f".{entry.name}.{number}.part" for number in range(3)]
+    for name in names:
+        (folder.path / name).write_bytes(b"")
+    stuck = names[0]
+    (folder.path / stuck).unlink()
+    (folder.path / stuck).mkdir()  # not even its owner can unlink it
+    other = folder.path.parent / ("f" * len(folder.path.name))
+    other.mkdir()
+    (other / stuck).write_bytes(b"")
+    folder.open()
+    assert [path for path in tmp_path.glob("*/.*.part") if path.is_file()] == []
 
 
 def test_equal_beginnings_are_read_once(
@@ -583,9 +668,16 @@ def test_writing_goes_on_when_the_disk_has_room_again(
                 assert has_written.wait(60)
         assert len(log) == 1, "told once"
         answer(runner, (9, *PROMPT))
-        save(cache)
+        cache.flush(60)
+        has_written = threading.Event()
+        cache.writer._queue.put(has_written.set)
+        assert has_written.wait(60)
         assert cache.usage.written_bytes > 0
         assert not cache.usage.bugs
+        with full_disk(1000):
+            answer(runner, (11, *PROMPT))
+            save(cache)
+        assert len(log) == 2, "a disk that is full again is told again"
 
 
 def test_a_read_only_folder_is_read(
