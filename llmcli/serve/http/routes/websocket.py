@@ -80,7 +80,8 @@ class SocketSession:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._response_ids: dict[str, str] = {}  # by the id of a request, once a chunk had it
         self._ending: set[str] = set()  # requests whose thinking ends as soon as they have an id
-        self._changes: set[asyncio.Task[None]] = set()  # that end the thinking of answers
+        self._changes: dict[asyncio.Task[None], str] = {}  # with the id of the request,
+        # that end the thinking of answers
         self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
         self.is_closed = False
@@ -184,8 +185,8 @@ class SocketSession:
         self._ending.discard(name)
         work = self._change_answer(name, self._response_ids.get(name))
         task = self._group.create_task(work)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
+        self._changes[task] = name
+        task.add_done_callback(lambda _: self._changes.pop(task))
 
     async def _change_answer(self, name: str, response_id: str | None) -> None:
         """End the thinking of the response to a request, and confirm it. `response_id`: None if it
@@ -225,6 +226,10 @@ class SocketSession:
         if name in self._ending:  # it had no id
             self._ending.discard(name)
             await self._change_answer(name, None)
+        # the last message of a request comes after all others with its id
+        changes = [task for task, changed in self._changes.items() if changed == name]
+        if changes:
+            await asyncio.wait(changes)
         await self._send({"id": name, **last_fields})
 
     async def _send(self, message: dict[str, Any]) -> None:
