@@ -80,8 +80,8 @@ class SocketSession:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._response_ids: dict[str, str] = {}  # by the id of a request, once a chunk had it
         self._ending: set[str] = set()  # requests whose thinking ends as soon as they have an id
-        self._changes: dict[asyncio.Task[None], str] = {}  # with the id of the request,
-        # that end the thinking of answers
+        # the tasks that end the thinking of answers, with the ids of the requests
+        self._changes: dict[asyncio.Task[None], str] = {}
         self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
         self.is_closed = False
