@@ -23,12 +23,6 @@ os.environ["GGML_CPU_TILED_MM"] = "0"
 # for one another at each small operation, which then takes ten times as long.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Each worker and its child processes get one processor, so that llama.cpp computes with one
-    # thread: its threads spin while they wait for one another, and take the time of other workers.
-    if hasattr(os, "sched_setaffinity"):
-        processors = sorted(os.sched_getaffinity(0))
-        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-        os.sched_setaffinity(0, {processors[number % len(processors)]})
 
 pytest_plugins = [
     "tests.fixtures.charts",
