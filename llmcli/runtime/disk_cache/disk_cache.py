@@ -283,14 +283,17 @@ class DiskCache:
 
     def start_load(
         self, tokens: Sequence[int], scope: str, n_cached: int, reads_all: bool = False
-    ) -> StateLoad | None:
-        """Start to look for the beginning of a prompt. `tokens`: the prompt without its last token,
-        which is always computed. `n_cached`: tokens of it that the pool has, which are not read
-        unless `reads_all`. Return None if too few are missing.
+    ) -> StateLoad:
+        """Start to look for the beginning of a prompt. `tokens`: the prompt without its last token.
+        `n_cached`: tokens of it that the pool has, which are not read unless `reads_all`.
         """
-        if len(tokens) < n_cached + MIN_LOADED_TOKENS:
-            return None
         return self.loader.start(tokens, scope, n_cached, reads_all)
+
+    def is_searched(self, tokens: Sequence[int], n_cached: int) -> bool:
+        """Return whether enough tokens of a prompt are missing in the pool to look for them. The
+        last one is always computed.
+        """
+        return len(tokens) - 1 >= n_cached + MIN_LOADED_TOKENS
 
     def restore(
         self, load: StateLoad, tokens: Sequence[int], scope: str, named_slot: int | None = None
@@ -310,12 +313,7 @@ class DiskCache:
         swapped, ledger = future.result(), self.ledger
         if swapped is None:
             return 0
-        n_cached = (
-            ledger.reusable_prefix(tokens, scope)
-            if named_slot is None
-            else ledger.slot_prefix(named_slot, tokens, scope)
-        )
-        if n_cached >= len(swapped.tokens):
+        if ledger.reusable_prefix(tokens, scope, named_slot) >= len(swapped.tokens):
             return 0
         with ledger.keep_prefix(swapped.tokens[: swapped.start], scope):
             if not ledger.n_idle or swapped.n_cells > ledger.size - ledger.busy_cells:
@@ -324,6 +322,7 @@ class DiskCache:
                 slot = ledger.claim_slot(scope)
             else:
                 slot = named_slot
+                self.save_slot(slot)
                 ledger.claim_named_slot(slot, (), scope)
             is_restored = self.store.swap_in(slot, swapped)
             ledger.release(slot)

@@ -59,7 +59,7 @@ class StateLoader:
     ) -> None:
         self.index, self._n_vocab = index, n_vocab
         self._is_worth, self._record, self.by_channel = is_worth, record, by_channel
-        # Called on the loader's thread when a search has ended. None: whoever needs a result waits.
+        # The loader's thread calls it after each search. Without it, the engine waits for results.
         self.on_loaded: Callable[[], None] | None = None
         # whose states are not handed over, or are still being read
         self._open: set[StateLoad] = set()

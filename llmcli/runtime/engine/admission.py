@@ -206,46 +206,50 @@ class Admission:
         disk_read.awaited = None  # it has ended, and may hold a state
         if disk_read.is_done:
             return True
-        scope, ledger = self._sharing_scope(sequence), self.ledger
+        scope = self._sharing_scope(sequence)
         if disk_read.load is None:
-            disk_read.n_cached = (
-                ledger.reusable_prefix(tokens, scope)
-                if slot is None
-                else ledger.slot_prefix(slot, tokens, scope)
-            )
-            if self._awaits_load(sequence, disk_cache, slot):
+            disk_read.n_cached = self.ledger.reusable_prefix(tokens, scope, slot)
+            if not disk_cache.is_searched(tokens, disk_read.n_cached):
+                disk_read.is_done = True
+                return True
+            disk_read.awaited = self._find_awaited(sequence, disk_cache, slot)
+            if disk_read.awaited is not None:
                 return False
             disk_read.load = self._take_load(sequence, slot) or disk_cache.start_load(
                 tokens[:-1], scope, disk_read.n_cached, reads_all=slot is not None
             )
-        if disk_read.load is not None:
-            if disk_read.is_loading:
-                return False
-            disk_read.length = disk_cache.restore(disk_read.load, tokens, scope, slot)
+        if disk_read.is_loading:
+            return False
+        disk_read.length = disk_cache.restore(disk_read.load, tokens, scope, slot)
         disk_read.load, disk_read.is_done = None, True
         return True
 
-    def _awaits_load(self, sequence: Sequence, disk_cache: DiskCache, slot: int | None) -> bool:
-        """Return whether a sequence must wait before its beginning is read: a load for another one
-        reads the same beginning, or the loads already take all idle slots. The load is recorded in
-        `sequence.disk_read`. `slot`: the slot that it names, which shares no beginning.
+    def _find_awaited(
+        self, sequence: Sequence, disk_cache: DiskCache, slot: int | None
+    ) -> StateLoad | None:
+        """Return the load that must end before the beginning of a sequence is read: one that reads
+        the same beginning, or fills the slot that both name, or any if the loads take all idle
+        slots. None: there is none. `slot`: the slot that the sequence names; it shares no beginning.
         """
-        disk_read, scope = sequence.disk_read, self._sharing_scope(sequence)
-        min_length = disk_read.n_cached + MIN_SHARED_PREFIX
+        scope = self._sharing_scope(sequence)
+        min_length = sequence.disk_read.n_cached + MIN_SHARED_PREFIX
         loads = [
             (other, load)
             for other in self.state.waiting
             if (load := other.disk_read.load) and load.is_running
         ]
         for other, load in loads:
-            is_shared = slot is None and self._sharing_scope(other) == scope
-            if is_shared and _common_length(sequence, other) >= min_length:
-                disk_read.awaited = load
-                return True
+            if slot is not None:
+                if self.names_slot(other) and other.request.slot == slot:
+                    return load
+            elif (
+                self._sharing_scope(other) == scope
+                and _common_length(sequence, other) >= min_length
+            ):
+                return load
         if loads and disk_cache.loader.n_open >= self.ledger.n_idle:
-            disk_read.awaited = loads[0][1]
-            return True
-        return False
+            return loads[0][1]
+        return None
 
     def _take_load(self, sequence: Sequence, slot: int | None) -> StateLoad | None:
         """Take over a load that has just ended from another waiting sequence that comes later in the

@@ -173,17 +173,10 @@ class Ledger:
         slots are not shared.
         """
         assert self.keeps_idle and not self._slots.is_busy[slot], slot
-        length = self._map.trim(slot, self.slot_prefix(slot, tokens, scope))
+        length = self._map.trim(slot, self.reusable_prefix(tokens, scope, slot))
         self.take_checkpoint(slot)
         self._claim(slot, scope)
         return length
-
-    def slot_prefix(self, slot: int, tokens: Sequence[int], scope: str = "") -> int:
-        """Return how many tokens of a prompt, without its last, a certain idle slot has for it."""
-        if self.scopes[slot] != scope:
-            return 0
-        length = common_prefix(self.tokens[slot], tokens[:-1])
-        return length if self.can_fork else self._reusable_length(slot, length)
 
     def is_busy(self, slot: int) -> bool:
         """Return whether an answer runs in a slot."""
@@ -320,8 +313,17 @@ class Ledger:
         self._map.update_match(match, tokens, self.scopes, scope)
         return match.length, any(self._slots.is_busy[slot] for slot in match.holders)
 
-    def reusable_prefix(self, tokens: Sequence[int], scope: str = "") -> int:
-        """Return how many tokens of a prompt, without its last, a slot of the scope has for it."""
+    def reusable_prefix(
+        self, tokens: Sequence[int], scope: str = "", slot: int | None = None
+    ) -> int:
+        """Return how many tokens of a prompt, without its last, a slot of the scope has for it.
+        `slot`: the only slot that may have them; None: any.
+        """
+        if slot is not None:
+            if self.scopes[slot] != scope:
+                return 0
+            length = common_prefix(self.tokens[slot], tokens[:-1])
+            return length if self.can_fork else self._reusable_length(slot, length)
         if self.can_fork:
             return self._match(tokens[:-1], scope)[0]
         return max(self._reusable_lengths(tokens[:-1], scope).values(), default=0)

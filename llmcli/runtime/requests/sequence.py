@@ -116,7 +116,8 @@ class DiskRead:
     """The search for the beginning of a prompt on the disk (disk_cache/), which is made once.
 
     - `load`: the running search; None before it and after it. `is_done`: whether it has ended.
-    - `awaited`: the search of another prompt with a common beginning, after which this one starts.
+    - `awaited`: the search of another prompt that must end before this one starts: it reads the same
+      beginning, or no slot is free for another one.
     - `n_cached`: tokens of the prompt that the pool had before. `length`: tokens that it has because
       of the search.
     """

@@ -351,6 +351,42 @@ def test_equal_beginnings_are_read_once(
     assert len(held.names) == 1
 
 
+def test_two_requests_for_one_slot_read_a_file_once(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder, slots=4, ctx_size=2048) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        request = Request(PROMPT, GREEDY, 4, ignore_eos=True, slot=2)
+        numbers = [engine.submit(request), engine.submit(request)]
+        for _ in range(3):
+            assert engine.step() == []
+        held.is_released.set()
+        while engine.is_busy:
+            engine.step()
+        assert [ids(engine.pop_answer(number)) for number in numbers] == [first] * 2
+    assert len(held.names) == 1
+
+
+def test_a_short_request_does_not_wait_for_a_read_of_another(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder, slots=1) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        long = engine.submit(Request(PROMPT, GREEDY, 4, ignore_eos=True))
+        assert engine.step() == []
+        short = engine.submit(Request((5, 6, 7), GREEDY, 4, ignore_eos=True))
+        ended: list[int] = []
+        while not ended:
+            ended += [event.sequence for event in engine.step() if event.finish]
+        assert ended == [short]
+        held.is_released.set()
+        while engine.is_busy:
+            engine.step()
+        assert ids(engine.pop_answer(long)) == first
+
+
 def test_no_answer_is_preempted_for_a_prompt_that_is_being_read(
     stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -677,7 +713,7 @@ def test_writing_goes_on_when_the_disk_has_room_again(
         with full_disk(1000):
             answer(runner, (11, *PROMPT))
             save(cache)
-        assert len(log) == 2, "a disk that is full again is told again"
+        assert len(log) == 2, "the second full disk is reported, too"
 
 
 def test_a_read_only_folder_is_read(

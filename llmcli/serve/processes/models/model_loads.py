@@ -94,7 +94,7 @@ class ModelLoads:
             if self._state.is_usable(model):
                 self._state.grant(model)
                 return
-            if not model.is_wanted:  # the turn must not be held for nobody
+            if not model.is_wanted:  # other models need the turn
                 raise LoadAbandoned
             await self._state.next_change()
         model.state = "queued"

@@ -21,7 +21,7 @@ class PoolSettings:
     - `limit_bytes`: the most bytes of the host that all models together may take.
     - `keep_alive`: seconds for which an idle model stays loaded.
     - `default_name`: the model of requests that name none; None: they must name one.
-    - `keys`: the API keys, by which clients are told apart; empty: by their addresses.
+    - `keys`: the API keys, which identify clients. Without keys, their addresses do.
     """
 
     limit_bytes: int

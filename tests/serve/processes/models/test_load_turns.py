@@ -247,7 +247,7 @@ def test_loaded_models_at_their_limit_pass_no_turns_round(
             await asyncio.sleep(0)
         assert (a.n_waiting, b.n_waiting) == (30 - ROUNDS_OF_A_TURN,) * 2
         may_plan.set()
-        # nobody waits for a model that must be loaded any more
+        # no client waits any more for a model that is not loaded
         await world.until(lambda: not a.n_waiting and not b.n_waiting)
         assert c.n_running == 1
         assert turns == []

@@ -243,7 +243,7 @@ def test_a_model_whose_process_is_killed_while_it_is_loaded_is_loaded_again(
     run(scenario, tmp_path, BOTH)
 
 
-def test_a_model_whose_process_is_killed_is_not_loaded_again_for_nobody(
+def test_a_killed_load_is_not_repeated_without_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_loads, "LOAD_RETRY_SECONDS", (0.05, 0.05))
