@@ -31,6 +31,16 @@ class MemoryRoom:
             for device, limit in self._state.limits.items()
         }
 
+    def limits_of_plan(self, model: PooledModel) -> dict[str, int]:
+        """Return the bytes that a model may take on each device, as free_beside_pinned(). A GPU on
+        which no model is has no limit but its free memory, which other programs may have changed.
+        """
+        return {
+            device: nbytes
+            for device, nbytes in self.free_beside_pinned(model).items()
+            if device == HOST_DEVICE or self._state.reserved_bytes(device)
+        }
+
     def bytes_to_reserve(self, model: PooledModel) -> BytesByDevice:
         """Return the bytes that count for a planned model: what it needs, and on the host room for
         states of answers if the limit has any.

@@ -150,8 +150,8 @@ class ModelLoads:
         """Start the process of a model, which plans its memory. Raises UserError."""
         model.state = "loading"
         model.process = self._make_process(model.served.request)
-        free = self._room.free_beside_pinned(model)
-        model.memory = await asyncio.to_thread(model.process.plan, free)
+        limits = self._room.limits_of_plan(model)
+        model.memory = await asyncio.to_thread(model.process.plan, limits)
         self._state.set_device_limits(model.memory.devices_free)
 
     async def _open(self, model: PooledModel) -> None:

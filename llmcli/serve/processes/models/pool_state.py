@@ -35,7 +35,7 @@ class PoolState:
 
     - `note`: receives messages for the user.
     - `limits`: the most bytes that all models together may take, by device. A GPU is in it once the
-      process of a model has reported its free memory.
+      process of a model has reported its free memory, which counts as long as a model is on it.
     """
 
     def __init__(
@@ -57,11 +57,10 @@ class PoolState:
         return sum(model.reserved.get(device, 0) for model in self.models.values())
 
     def set_device_limits(self, free_bytes: Mapping[str, int]) -> None:
-        """Set the limits of GPUs that have none yet. `free_bytes`: what is free on each; the first
-        process reports it when no model is loaded.
-        """
+        """Set the limits of GPUs on which no model is. `free_bytes`: what is free on each."""
         for device, nbytes in free_bytes.items():
-            self.limits.setdefault(device, nbytes)
+            if not self.reserved_bytes(device):
+                self.limits[device] = nbytes
 
     def is_usable(self, model: PooledModel) -> bool:
         """Return whether a model takes requests now: not if its file was changed, or if its process

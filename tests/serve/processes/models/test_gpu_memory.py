@@ -44,7 +44,7 @@ def test_a_model_is_planned_for_what_is_free_without_the_others(tmp_path: Path) 
         world.changes["a"] = {"is_pinned": True}
         await world.pool.refresh()
         await world.ask("a")
-        world.gpus = {"CUDA0": 300 * MIB, "CUDA1": 800 * MIB}  # the limits stay those of the start
+        world.gpus = {"CUDA0": 300 * MIB, "CUDA1": 800 * MIB}  # the limit of CUDA0 stays
         await world.ask("c")
         with pytest.raises(ApiError, match=r"b needs 600\.0 MiB on CUDA0") as refusal:
             await world.ask("b")
@@ -52,8 +52,21 @@ def test_a_model_is_planned_for_what_is_free_without_the_others(tmp_path: Path) 
         assert "gpu_layers" in refusal.value.more["hint"]
         (_, first), (_, second), (_, third) = world.plans[:3]
         assert first == {HOST_DEVICE: 1000 * MIB}
-        assert second == {HOST_DEVICE: 900 * MIB, "CUDA0": 300 * MIB, "CUDA1": 800 * MIB}
-        assert third == second  # c is not pinned, so that its bytes are free for the plan
+        assert second == {HOST_DEVICE: 900 * MIB, "CUDA0": 300 * MIB}
+        # c is not pinned, so that its bytes are free for the plan
+        assert third == {**second, "CUDA1": 800 * MIB}
+
+    run(scenario, tmp_path, NEEDS)
+
+
+def test_the_limit_of_a_gpu_without_models_follows_its_free_memory(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.gpus = {"CUDA0": 100 * MIB}  # another program ends
+        await world.ask("a")
+        world.gpus, world.gpu_needs = {"CUDA0": 800 * MIB}, {"b": {"CUDA0": 600 * MIB}}
+        await world.ask("b")
+        assert world.plans[-1] == ("b", {HOST_DEVICE: 1000 * MIB})
+        assert {process.name for process in world.loaded} == {"a", "b"}
 
     run(scenario, tmp_path, NEEDS)
 
