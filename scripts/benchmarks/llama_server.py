@@ -28,7 +28,6 @@ import os
 import random
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -49,6 +48,7 @@ from llmcli.bench.load.session import PromptShape, ServerSession
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.http_client.api_address import parse_base_url
+from scripts.load.server_process import free_port
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PATIENCE = 180.0  # seconds for a request
@@ -91,13 +91,6 @@ def run_server(name: str, command: list[str], port: int, log: Path) -> Iterator[
             yield Side(name, url, process)
         finally:
             stop_process(process)
-
-
-def free_port() -> int:
-    """Return a TCP port that is free on the loopback interface."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def ready(url: str) -> bool:

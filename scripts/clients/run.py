@@ -40,6 +40,7 @@ from typing import Any
 from scripts.clients import recording_proxy
 from scripts.clients.packages import CLIENTS, ENVIRONMENTS, NPM, NPM_PACKAGES, Client
 from scripts.clients.recording_proxy import Exchange
+from scripts.load.server_process import wait_or_kill
 
 ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 60.0  # how long a server may take to end
@@ -232,17 +233,6 @@ def serve(*words: str) -> Iterator[str]:
             code = wait_or_kill(process)
     if code:
         raise subprocess.CalledProcessError(code, command)
-
-
-def wait_or_kill(process: subprocess.Popen[Any], seconds: float = END_SECONDS) -> int:
-    """Return the exit code of a process that ends. Kill it and raise TimeoutExpired if it does not,
-    because the end of a `with` block of Popen would wait for it forever.
-    """
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
 
 
 def list_models(url: str, refs: Sequence[str]) -> list[str]:

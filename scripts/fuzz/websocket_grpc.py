@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import random
-import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -39,6 +38,7 @@ from scripts.fuzz.http_requests import (
     run_server,
     wait_until_idle,
 )
+from scripts.load.server_process import free_port
 
 NOT_OVER_WEBSOCKET = (
     "/api/embed",
@@ -272,13 +272,6 @@ async def send_over_grpc(
             if status not in EXPECTED_STATUS:
                 failures.append(f"{method} {raw[:300]!r}: {status} {details}")
     return counts, failures
-
-
-def free_port() -> int:
-    """Return a TCP port that is free on the loopback interface."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def fuzz_all_interfaces(

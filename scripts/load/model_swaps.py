@@ -28,7 +28,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,13 +35,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
+
+from scripts.load.server_process import free_port, wait_or_kill, wait_until_healthy
 
 ROOT = Path(__file__).resolve().parents[2]
 STORIES = ROOT / "tests/data/stories260K"
@@ -382,39 +382,6 @@ def load_router(args: argparse.Namespace, files: list[Path], folder: Path) -> No
             wait_or_kill(process)
     print("llama-server")
     print_result(tally, None)
-
-
-def wait_or_kill(process: subprocess.Popen[Any], seconds: float = END_SECONDS) -> int:
-    """Return the exit code of a process that ends. Kill it and raise TimeoutExpired if it does not,
-    because the end of a `with` block of Popen would wait for it forever.
-    """
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-
-
-def free_port() -> int:
-    """Return a port that is free now, because llama-server cannot choose one."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Return when a server is healthy. Raises RuntimeError if it ends, and TimeoutError if it is not
-    healthy within START_SECONDS.
-    """
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the server is not healthy after {START_SECONDS:g} s")
-        with suppress(httpx2.HTTPError):
-            if httpx2.get(f"{url}/health").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise RuntimeError(f"the server has ended with {process.returncode}")
 
 
 def parse_words(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from scripts.load.server_process import free_port
 from scripts.reference.recorded_commands import Command
 from scripts.reference.recorded_requests import (
     GRPC_CALLS,
@@ -343,13 +344,6 @@ def file_sha256(path: Path) -> str | None:
 def without_numbers(name: str) -> str:
     """Return a file name with times, process ids and hashes replaced by fixed words."""
     return re.sub(r"[0-9a-f]{12,}", "HASH", re.sub(r"\d{8}T\d{6}-\d+", "TIME-PROCESS", name))
-
-
-def free_port() -> int:
-    """Return a free TCP port of the loopback interface, for servers that cannot choose one."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -1,22 +1,14 @@
-"""The load on a server of several models: its flags, its checks, and servers that hang."""
+"""The load on a server of several models: its flags and its checks."""
 
 import argparse
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.clients import run
 from scripts.load import model_swaps
 from scripts.load.model_swaps import Tally
-
-IGNORE_SIGTERM = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True);"
-    " time.sleep(600)"
-)
 
 
 def test_flags_of_serve_follow_two_dashes() -> None:
@@ -56,26 +48,3 @@ def test_a_failure_of_the_watcher_fails_the_run(monkeypatch: pytest.MonkeyPatch)
     )
     with pytest.raises(LookupError, match="memory"):
         asyncio.run(model_swaps.send_load(args, "http://127.0.0.1:9", 0, ["m"]))
-
-
-@pytest.mark.parametrize("wait_or_kill", [run.wait_or_kill, model_swaps.wait_or_kill])
-def test_a_server_that_does_not_end_is_killed(wait_or_kill: Any) -> None:
-    command = [sys.executable, "-c", IGNORE_SIGTERM]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        process.stdout.readline()
-        process.terminate()
-        with pytest.raises(subprocess.TimeoutExpired):
-            wait_or_kill(process, 0.1)
-    assert process.returncode == -9
-
-
-def test_the_wait_for_a_server_that_stays_unhealthy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_swaps, "START_SECONDS", 0.1)
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen(command) as process:
-        try:
-            with pytest.raises(TimeoutError, match="not healthy"):
-                model_swaps.wait_until_healthy("http://127.0.0.1:9", process)
-        finally:
-            process.kill()
