@@ -192,6 +192,7 @@ class Admission:
             is_scored=request.score_prompt,
             names_slot=self.names_slot(sequence),
             can_fork=self.ledger.can_fork,
+            is_reproducible=not self.ledger.keeps_idle,
         )
         if loss:
             self.on_prefix_loss(sequence, loss)

@@ -22,14 +22,15 @@ MIN_LOST_TOKENS = 16  # a shorter common beginning, or a shorter loss of one, is
 # different: the prompt differs there. The others say why the common beginning was not reused:
 # dropped: its cells were dropped; offloaded: its state is in host memory, and copying it back takes
 # longer than computing, or there is no room; no_rollback: the cache of the model cannot go back to
-# every token; not_shared: a running answer has it and cannot share it; other_client: only another
-# client has it (--private); slot: the request names another slot; scored: the request asks for
-# log-probabilities of its prompt.
+# every token; reproducible: --reproducible shares no such beginning; not_shared: a running answer has
+# it and cannot share it; other_client: only another client has it (--private); slot: the request
+# names another slot; scored: the request asks for log-probabilities of its prompt.
 LossReason = Literal[
     "different",
     "dropped",
     "offloaded",
     "no_rollback",
+    "reproducible",
     "not_shared",
     "other_client",
     "slot",
@@ -173,11 +174,12 @@ def explain_loss(
     is_scored: bool,
     names_slot: bool,
     can_fork: bool,
+    is_reproducible: bool,
 ) -> PrefixLoss | None:
     """Return why a prompt was not found in the cache as far as it could be; None if it was, and does
     not leave the conversation. `tokens`: those of the prompt. `reused`: how many of them were in
     the cache. `is_scored`, `names_slot`: what its request asks for. `can_fork`: whether slots may
-    diverge at every token.
+    diverge at every token. `is_reproducible`: whether --reproducible is on.
     """
     conversation, shared = nearest.conversation, nearest.shared
     # the last token of a prompt is always computed
@@ -187,13 +189,24 @@ def explain_loss(
         return None
     reason: LossReason = "different"
     if not is_reused:
-        reason = _reason(nearest, is_scored=is_scored, names_slot=names_slot, can_fork=can_fork)
+        reason = _reason(
+            nearest,
+            is_scored=is_scored,
+            names_slot=names_slot,
+            can_fork=can_fork,
+            is_reproducible=is_reproducible,
+        )
     difference = (shared, tokens[shared], int(conversation.tokens[shared])) if leaves else ()
     return PrefixLoss(conversation, reason, shared, reused, *difference)
 
 
 def _reason(
-    nearest: NearestConversation, *, is_scored: bool, names_slot: bool, can_fork: bool
+    nearest: NearestConversation,
+    *,
+    is_scored: bool,
+    names_slot: bool,
+    can_fork: bool,
+    is_reproducible: bool,
 ) -> LossReason:
     """Return why the common beginning of a prompt and a conversation was not reused."""
     if is_scored:
@@ -202,6 +215,8 @@ def _reason(
         return "other_client"
     if names_slot:
         return "slot"
+    if nearest.location == "pool" and is_reproducible:
+        return "reproducible"
     if nearest.location == "pool":
         return "not_shared" if can_fork else "no_rollback"
     return "offloaded" if nearest.location == "host" else "dropped"

@@ -21,6 +21,7 @@ CAUSES: dict[LossReason, str] = {
     "dropped": "its cells were dropped for others",
     "offloaded": "computing it again is faster than copying it from the host's memory, or there is no room",
     "no_rollback": "the cache of this model cannot go back there",
+    "reproducible": "--reproducible shares only whole conversations that have ended",
     "not_shared": "a running answer has it and cannot share it",
     "other_client": "only another client has it (--private)",
     "slot": "the request names another slot",

@@ -88,6 +88,8 @@ def test_the_kept_conversations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         ({"location": "host"}, "offloaded"),
         ({"location": "pool"}, "not_shared"),
         ({"location": "pool", "can_fork": False}, "no_rollback"),
+        ({"location": "pool", "is_reproducible": True}, "reproducible"),
+        ({"is_reproducible": True}, "dropped"),
         ({"is_other_scope": True}, "other_client"),
         ({"names_slot": True}, "slot"),
         ({"is_scored": True}, "scored"),
@@ -106,6 +108,7 @@ def test_the_reason_is_found(facts: dict[str, Any], reason: str) -> None:
         is_scored=facts.get("is_scored", False),
         names_slot=facts.get("names_slot", False),
         can_fork=facts.get("can_fork", True),
+        is_reproducible=facts.get("is_reproducible", False),
     )
     assert loss and (loss.reason, loss.position) == (reason, 60)
     assert (loss.token, loss.cached_token) == (TEXT[60], 5)
