@@ -14,6 +14,7 @@ from llmcli.catalog.fetch import FetchedModel
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.model_loader.draft_file import prepare_draft_file
+from llmcli.model_loader.earlier_load import EarlierLoad
 from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.rehearsal.rehearse import rehearse_model
@@ -64,14 +65,14 @@ class ModelSwitcher:
         must_generate: bool = True,
         on_other_thread: bool = False,
         max_default_ctx: int = resolve_options.DEFAULT_MAX_CTX,
-        planned_ctx: int | None = None,
+        earlier: EarlierLoad | None = None,
     ) -> None:
         """`is_chat`: whether the answers are those of a conversation; the context then also gets
         sequences that cache its branches. `parallel`: number of answers at once. `must_generate`:
         False also accepts models that only compute embeddings. `on_other_thread`: open models on
         their own thread, because another thread will use them. `max_default_ctx`: the largest
-        context in tokens if the user has set no size. `planned_ctx`: that of `predict_memory`, if
-        the model was planned before and has the memory for it.
+        context in tokens if the user has set no size. `earlier`: what an earlier load or
+        `predict_memory` has found for the model, which has the memory for it.
 
         Raises UserError for invalid options, and if an RPC worker cannot be used.
         """
@@ -86,7 +87,7 @@ class ModelSwitcher:
             must_generate,
             on_other_thread,
         )
-        self._max_default_ctx, self._planned_ctx = max_default_ctx, planned_ctx
+        self._max_default_ctx, self._earlier = max_default_ctx, earlier
         self._template = (
             read_template_option(run_flags.chat_template) if run_flags.chat_template else None
         )
@@ -168,6 +169,7 @@ class ModelSwitcher:
             native_sampling=self.config.native_sampling,
             drafting=plan.drafting,
             needs_text=self.must_generate,
+            measured_passes=self._earlier.passes if self._earlier else None,
         )
         try:
             runner = (
@@ -229,9 +231,9 @@ class ModelSwitcher:
             )
             if requested.profile:
                 self.ui.note(f"using profile {requested.profile}; --no-profile ignores it")
-        if requested.ctx_size is None:
+        if requested.ctx_size is None and self._earlier:
             # a default is chosen by an estimate, which may exceed the memory of an exact plan
-            requested = replace(requested, ctx_size=self._planned_ctx)
+            requested = replace(requested, ctx_size=self._earlier.n_ctx)
         options, placement = resolve_options.resolve_options(
             header,
             requested,

@@ -10,6 +10,7 @@ from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from llmcli.config import Config
+    from llmcli.model_loader.earlier_load import EarlierLoad
     from llmcli.model_loader.planned_memory import PlannedMemory
     from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.engine.schedule import Schedule
@@ -59,7 +60,7 @@ def open_server_model(
     max_gap_seconds: float | None = MAX_GAP_SECONDS,
     is_private: bool = False,
     max_default_ctx: int | None = None,
-    planned_ctx: int | None = None,
+    earlier: "EarlierLoad | None" = None,
 ) -> "Iterator[ServerModel]":
     """Open the model `ref` for `parallel` answers at once, and close it after the `with` block. If
     prefixes can be cached, the context also has sequences for them.
@@ -70,7 +71,7 @@ def open_server_model(
     - `is_private`: requests do not share cached prefixes.
     - `max_default_ctx`: the largest context in tokens if `run_flags` sets no size. None: that of
       all commands.
-    - `planned_ctx`: the context that `predict_server_memory` has found, if it was called before.
+    - `earlier`: what `predict_server_memory` or an earlier load has found, if there was one.
 
     Raises UserError if the model cannot be opened or does not fit into memory, and UsageError for
     options that do not apply to a server.
@@ -91,7 +92,7 @@ def open_server_model(
             must_generate=False,
             on_other_thread=on_other_thread,
             max_default_ctx=max_default_ctx or DEFAULT_MAX_CTX,
-            planned_ctx=planned_ctx,
+            earlier=earlier,
         )
     ) as models:
         opened_model = models.open(ref)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context import Context
@@ -34,6 +35,7 @@ from llmcli.runtime.drafting.draft_length import MIN_GAIN
 from llmcli.runtime.drafting.gain.pass_cost import (
     MAX_PASS_ROWS,
     PASS_ROWS,
+    MeasuredPasses,
     PassCost,
     measure_pass_cost,
 )
@@ -45,13 +47,16 @@ from quant.model_file.model_header import ModelHeader
 
 @dataclass(frozen=True, slots=True)
 class DraftTarget:
-    """An open model that drafts are made for, and how it was opened."""
+    """An open model that drafts are made for, and how it was opened. `passes`: the cost of its passes
+    as an earlier load has measured it; None: it is measured.
+    """
 
     header: ModelHeader
     model: Model
     context: Context  # must be empty while the cost of passes is measured
     options: RunOptions
     placement: ModelPlacement
+    passes: MeasuredPasses | None = None
 
     @property
     def can_be_exact(self) -> bool:
@@ -59,44 +64,59 @@ class DraftTarget:
         return can_be_exact(self.header, self.options, uses_gpu(self.placement))
 
 
+class OpenedSpeculation(NamedTuple):
+    """The drafts of an open model.
+
+    - `speculation`: None when drafting is off or cannot save time. `obstacle`: why it cannot; "" if
+      it is off.
+    - `passes`: the cost of passes, for another load of the model; None if drafting is off.
+    """
+
+    speculation: Speculation | None
+    obstacle: str
+    passes: MeasuredPasses | None
+
+
 @contextmanager
-def open_speculation(
-    settings: DraftSettings, target: DraftTarget
-) -> Iterator[tuple[Speculation | None, str]]:
-    """Create the drafters for a model and measure the cost of its passes. Yield None when drafting
-    is off or cannot save time, unless it shall be measured, and why it cannot ("" if it is off).
-    Then nothing that was opened for drafts stays open, and the context keeps no hidden states.
+def open_speculation(settings: DraftSettings, target: DraftTarget) -> Iterator[OpenedSpeculation]:
+    """Create the drafters for a model and measure the cost of its passes. Without a gain nothing is
+    drafted, unless it shall be measured; then nothing that was opened for drafts stays open, and
+    the context keeps no hidden states.
 
     A draft model is opened on the same devices as the model, with the options of
     draft_contexts.py. It is closed after the `with` block. Its file was checked by
     `DraftSettings.for_draft_file`.
     """
     with ExitStack() as stack:
-        speculation, obstacle = _create_speculation(stack, settings, target)
-        if speculation is None:
+        opened = _create_speculation(stack, settings, target)
+        if opened.speculation is None:
             stack.close()
             stop_states(target.context)
-        yield speculation, obstacle
+        yield opened
 
 
 def _create_speculation(
     stack: ExitStack, settings: DraftSettings, target: DraftTarget
-) -> tuple[Speculation | None, str]:
+) -> OpenedSpeculation:
     """Do as `open_speculation`. `stack` closes what was opened."""
     context, options = target.context, target.options
     output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
     if settings == NO_DRAFTING or output_rows < MIN_DRAFT_ROWS:
-        return None, ""
+        return OpenedSpeculation(None, "", None)
     eagle = (
         stack.enter_context(_open_eagle3(settings.model, target))
         if settings.model and settings.method == EAGLE3
         else None
     )
-    cost = measure_pass_cost(context, output_rows)
+    cost = (
+        PassCost(target.passes.seconds, target.passes.exact_rows)
+        if target.passes
+        else measure_pass_cost(context, output_rows)
+    )
     exact_rows = cost.exact_rows if target.can_be_exact else 0
     max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
     if not settings.measures and not _pays(cost, max_rows):
-        return None, _explain_no_gain(cost, max_rows)
+        return OpenedSpeculation(None, _explain_no_gain(cost, max_rows), cost.measured)
     draft = (
         stack.enter_context(_open_draft_model(settings.model, target))
         if settings.model and settings.method in ("auto", "model")
@@ -137,7 +157,9 @@ def _create_speculation(
     speculation = Speculation(
         created, cost, max_rows, exact_rows, is_reproducible, max_branches=max_branches
     )
-    return (speculation, "") if created else (None, "no method can draft for this model")
+    if not created:
+        return OpenedSpeculation(None, "no method can draft for this model", cost.measured)
+    return OpenedSpeculation(speculation, "", cost.measured)
 
 
 @contextmanager

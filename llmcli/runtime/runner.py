@@ -31,6 +31,7 @@ from llmcli.runtime.draft_settings import (
     DraftSettings,
     uses_gpu,
 )
+from llmcli.runtime.drafting.gain.pass_cost import MeasuredPasses
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.drafting.ngram_pool import PoolDrafter
 from llmcli.runtime.engine import prefill_context
@@ -161,6 +162,7 @@ class OpenedParts:
     speculation: Speculation | None = None  # None when nothing is drafted
     drafting: DraftSettings = DEFAULT_DRAFTING  # as the user has set it
     draft_obstacle: str = ""  # why nothing is drafted, as it was found when the model was opened
+    measured_passes: MeasuredPasses | None = None  # for another load of the model
     prefill_context: PrefillContext | None = None  # a second context that computes prompts
 
 
@@ -176,6 +178,7 @@ class Runner:
         self.load_ms, self.ngram_draft = parts.load_ms, parts.drafting.ngram
         self.drafting = parts.drafting
         self._speculation, self._draft_obstacle = parts.speculation, parts.draft_obstacle
+        self.measured_passes = parts.measured_passes
         for token in _tag_tokens(model):
             model.show_as_text(token)
         self.file_stamp = file_stamp(parts.header.files)
@@ -618,6 +621,7 @@ def open_runner(
     native_sampling: bool = True,
     drafting: DraftSettings = NO_DRAFTING,
     needs_text: bool = True,
+    measured_passes: MeasuredPasses | None = None,
 ) -> Iterator[Runner]:
     """Check and load a GGUF file, and yield its runner. Everything is freed after the `with` block.
 
@@ -627,6 +631,8 @@ def open_runner(
     - `placement`: on which devices the weights are put.
     - `needs_text`: whether the model must generate text. False also accepts a model that only
       computes embeddings.
+    - `measured_passes`: those of an earlier load with the same options; None: they are measured if
+      drafts need them.
 
     Raises UserError for a file that is damaged or that llama.cpp does not run, for a model that
     writes by diffusion, and for an embedding model if `needs_text`.
@@ -661,9 +667,8 @@ def open_runner(
             if options.prefill_cells
             else None
         )
-        speculation, draft_obstacle = stack.enter_context(
-            open_speculation(drafting, DraftTarget(header, model, context, options, placement))
-        )
+        target = DraftTarget(header, model, context, options, placement, measured_passes)
+        drafts = stack.enter_context(open_speculation(drafting, target))
         parts = OpenedParts(
             header,
             model,
@@ -672,9 +677,10 @@ def open_runner(
             template=None if raw else open_template(header, model, template),
             load_ms=(time.perf_counter() - start_time) * 1e3,
             native_sampling=native_sampling,
-            speculation=speculation,
+            speculation=drafts.speculation,
             drafting=requested_drafting,
-            draft_obstacle=draft_obstacle,
+            draft_obstacle=drafts.obstacle,
+            measured_passes=drafts.passes,
             prefill_context=prefill,
         )
         runner = Runner(parts)

@@ -12,6 +12,7 @@ from llmcli.serve.serve_request import ServeRequest
 if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
     from llmcli.config import Config
+    from llmcli.model_loader.earlier_load import EarlierLoad
     from llmcli.model_loader.open_server_model import ServerModel
     from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.runner import Runner
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_service(
-    request: ServeRequest, planned_ctx: int | None = None
+    request: ServeRequest, earlier: "EarlierLoad | None" = None
 ) -> "Iterator[tuple[EngineBridge, ServerSettings]]":
     """Open the model and start its engine bridge for the `with` block. Yield the bridge and the
-    server's settings. `planned_ctx`: the context of predict_service(), if it was called before.
-    Raises UserError.
+    server's settings. `earlier`: what predict_service() or an earlier load has found, if there was
+    one. Raises UserError.
     """
     from llmcli.model_loader import open_server_model
     from llmcli.serve.engine_thread.bridge import EngineBridge
@@ -34,7 +35,7 @@ def open_service(
         *_model_args(request),
         on_other_thread=True,
         is_private=request.is_private,
-        planned_ctx=planned_ctx,
+        earlier=earlier,
     ) as server_model:
         if request.pooling:
             server_model.runner.pooling = request.pooling

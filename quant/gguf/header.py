@@ -91,10 +91,11 @@ class GgufArray:
         """Return the elements of a string array as undecoded bytes."""
         assert self.kind == "string", self.kind
         data, position, strings = self.read_bytes(), 0, []
+        read = struct.Struct("<Q").unpack_from
         for _ in range(self.count):
-            (length,) = struct.unpack_from("<Q", data, position)
-            strings.append(data[position + 8 : position + 8 + length])
-            position += 8 + length
+            first = position + 8
+            position = first + read(data, position)[0]
+            strings.append(data[first:position])
         return strings
 
     def read_values(self) -> list[int] | list[float] | list[str]:

@@ -514,12 +514,13 @@ def _vocabulary_problems(header: "ModelHeader") -> Iterator[str]:
     if tokens.count > MAX_TOKENS:
         yield f"its vocabulary has {tokens.count} tokens"
         return
-    # llama.cpp cuts tokens at the first zero byte, and gives empty tokens a text.
-    cut_words = (
-        word.partition(b"\0")[0] if b"\0" in word else word for word in tokens.read_strings()
-    )
-    words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(cut_words)]
+    words = tokens.read_strings()
     distinct_words = set(words)
+    # llama.cpp cuts tokens at the first zero byte, and gives empty tokens a text.
+    if b"" in distinct_words or b"\0" in b"".join(words):
+        cut_words = (word.partition(b"\0")[0] for word in words)
+        words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(cut_words)]
+        distinct_words = set(words)
     if len(distinct_words) != len(words):
         yield f"its vocabulary repeats {len(words) - len(distinct_words)} tokens"
     if tokenizer == "t5":

@@ -1,11 +1,17 @@
 """Reads the header of a GGUF model, which may be split into shards."""
 
 import re
+import time
+from functools import lru_cache
 from pathlib import Path
 
 from quant.errors import UserError
 from quant.gguf.header import FileHeader, TensorInfo, read_file_header
 from quant.model_file.model_header import ModelHeader
+
+MAX_KEPT_HEADERS = 8
+# A file that changed so recently may change again without another time of change.
+FRESH_SECONDS = 2.0
 
 
 def _duplicate_name(tensors: tuple[TensorInfo, ...]) -> str | None:
@@ -34,14 +40,15 @@ SHARD_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 def read_header(path: Path) -> ModelHeader:
     """Read the header of a GGUF model.
 
-    If `path` is the first shard of a split model, the headers of all shards are read. Raises
-    UserError for files that are damaged, incomplete or not GGUF.
+    If `path` is the first shard of a split model, the headers of all shards are read. The headers
+    of the latest files are kept until these change. Raises UserError for files that are damaged,
+    incomplete or not GGUF.
     """
-    first = read_file_header(path)
+    first = _read_once(path)
     count = next((f.value for f in first.fields if f.key == "split.count"), 0)
     headers = [first]
     if isinstance(count, int) and count > 1:
-        headers += [read_file_header(file) for file in _shards(path, count)]
+        headers += map(_read_once, _shards(path, count))
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     if duplicate := _duplicate_name(tensors):
         raise UserError(
@@ -57,6 +64,24 @@ def read_header(path: Path) -> ModelHeader:
         tensors,
         first.alignment,
     )
+
+
+def _read_once(path: Path) -> FileHeader:
+    """Return the header of a file, which is read again only if the file has changed."""
+    try:
+        status = path.stat()
+    except OSError:
+        return read_file_header(path)  # which has the error message
+    if time.time() - status.st_mtime < FRESH_SECONDS:
+        return read_file_header(path)
+    stamp = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return _read_version(path, stamp)
+
+
+@lru_cache(MAX_KEPT_HEADERS)
+def _read_version(path: Path, stamp: tuple[int, ...]) -> FileHeader:
+    """Return the header of a file in the state `stamp`."""
+    return read_file_header(path)
 
 
 def _shards(path: Path, count: int) -> list[Path]:

@@ -11,6 +11,7 @@ import pytest
 
 from llmcli.config import load_config
 from llmcli.errors import UserError
+from llmcli.model_loader.earlier_load import EarlierLoad
 from llmcli.model_loader.open_model import ModelSwitcher
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.runtime.requests.beam_settings import BeamSettings
@@ -90,9 +91,9 @@ def test_broken_template_is_an_error_before_a_model_is_opened(
 def test_a_planned_model_gets_the_context_of_its_plan(stories_gguf: Path) -> None:
     flags = RunFlags(RunOptions(threads=1), {}, BeamSettings(), trust=True)
     sizes = []
-    for planned_ctx in (None, 512):
+    for earlier in (None, EarlierLoad(512)):
         models = ModelSwitcher(
-            flags, load_config(), UI(color=False), True, parallel=2, planned_ctx=planned_ctx
+            flags, load_config(), UI(color=False), True, parallel=2, earlier=earlier
         )
         with closing(models):
             runner = models.open(str(stories_gguf)).runner

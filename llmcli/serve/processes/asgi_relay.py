@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp
 
 from llmcli.api.server_settings import ServerSettings
 from llmcli.hardware import memory_limits
+from llmcli.model_loader.earlier_load import EarlierLoad
 from llmcli.runtime.binding.placement.devices import HOST_DEVICE, limit_device_memory
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.engine_watch import EngineStuck
@@ -33,8 +35,8 @@ from quant.errors import UserError
 RelayFrame = tuple[Any, ...]
 # Opens the model in the other process. It is pickled by name.
 OpenModel = Callable[[], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
-# opens a model with the context, in tokens, for which it was planned
-OpenPlanned = Callable[[int], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
+# opens a model that was planned
+OpenPlanned = Callable[[EarlierLoad], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
 LENGTH_PREFIX = struct.Struct("<I")
 # What a process takes beside what the check of its memory counts: its libraries, and what requests
 # take.
@@ -102,7 +104,12 @@ def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
     leave_stop_signals()
     try:
         with open_model() as (bridge, settings):
-            facts = {"names": settings.names, "n_ctx": bridge.runner.n_ctx}
+            passes = bridge.runner.measured_passes
+            facts = {
+                "names": settings.names,
+                "n_ctx": bridge.runner.n_ctx,
+                "passes": asdict(passes) if passes else None,
+            }
             link.sendall(encode_frame(("ready", facts)))
             asyncio.run(_serve(make_app(bridge, settings), bridge, link))
     except UserError as error:
@@ -113,25 +120,30 @@ def run_admitted_process(
     predict: Callable[[], dict[str, Any]],
     open_model: OpenPlanned,
     limits: Mapping[str, int],
+    earlier: EarlierLoad | None,
     link: socket.socket,
 ) -> None:
     """The main function of a process of a server of several models. It reports over `link` what the
     model will take, waits until it is admitted, and goes on as run_model_process. `limits`: the most
     bytes that the model may take, by device; the admission has those of the host that it gets.
+    `earlier`: what an earlier load with these limits has found; then nothing is predicted or
+    reported.
     """
     leave_stop_signals()
     try:
         memory_limits.limit_own_memory(max(0, limits[HOST_DEVICE] - PLANNING_SLACK_BYTES))
         limit_device_memory(limits)
-        planned = predict()
-        link.sendall(encode_frame(("planned", planned)))
+        if earlier is None:
+            planned = predict()
+            link.sendall(encode_frame(("planned", planned)))
+            earlier = EarlierLoad(planned["n_ctx"])
     except UserError as error:
         _exit_with_error(error, link)
     admission = read_frame_blocking(link)
     if admission is None:
         return
     memory_limits.limit_own_memory(admission[1])
-    run_model_process(partial(open_model, planned["n_ctx"]), link)
+    run_model_process(partial(open_model, earlier), link)
 
 
 def _exit_with_error(error: UserError, link: socket.socket) -> NoReturn:

@@ -35,11 +35,10 @@ from llmcli.runtime.drafting.ngram import (
     NgramDrafts,
     PromptLookup,
 )
-from llmcli.runtime.open_speculation import DraftTarget, open_speculation
+from llmcli.runtime.open_speculation import DraftTarget, OpenedSpeculation, open_speculation
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling import default_sampling
-from llmcli.runtime.strategies.base import Speculation
 from quant.model_file import read_header
 from quant.model_file.model_header import ModelHeader
 from quant.quantize import plan, write
@@ -516,7 +515,7 @@ def test_ngram_draft_on_allows_one_method_without_a_draft_file() -> None:
 
 def open_drafting(
     settings: DraftSettings, context: FakeContext, *, reproducible: bool = False
-) -> AbstractContextManager[tuple[Speculation | None, str]]:
+) -> AbstractContextManager[OpenedSpeculation]:
     """Open the speculation that these settings give with a fake model."""
     options = RunOptions(threads=1, reproducible=reproducible)
     target = DraftTarget(fake_header(), FakeModel(), context, options, ON_HOST)  # type: ignore[arg-type]
@@ -526,7 +525,7 @@ def open_drafting(
 def test_drafting_is_off_by_default_if_logits_depend_on_the_number_of_rows():
     context = RowDependentContext(n_ctx=256)
     context.exact_rows = 1
-    with open_drafting(DraftSettings(), context) as (found, _):
+    with open_drafting(DraftSettings(), context) as (found, *_):
         assert found is None
 
 
@@ -540,17 +539,17 @@ def test_the_reason_for_no_drafts_is_the_true_one(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: context.now
     )
-    with open_drafting(DraftSettings("on"), context) as (found, reason):
+    with open_drafting(DraftSettings("on"), context) as (found, reason, _):
         assert found is None
         assert reason == (
             "on this machine a pass over 4 tokens takes 3.9 times as long as one over a single token"
         )
     context.exact_rows = 1
-    with open_drafting(DraftSettings("on"), context, reproducible=True) as (found, reason):
+    with open_drafting(DraftSettings("on"), context, reproducible=True) as (found, reason, _):
         assert found is None
         assert reason.startswith("with --reproducible a draft must not change the logits")
     with open_drafting(NO_DRAFTING, context) as off:
-        assert off == (None, "")
+        assert off == (None, "", None)
 
 
 def test_recurrent_state_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch):
@@ -558,7 +557,7 @@ def test_recurrent_state_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         "llmcli.runtime.drafting.gain.pass_cost.time.perf_counter", lambda: context.now
     )
-    with open_drafting(DraftSettings("on"), context) as (found, reason):
+    with open_drafting(DraftSettings("on"), context) as (found, reason, _):
         assert found is not None and found.drafters and not reason
 
 

@@ -9,6 +9,7 @@ rows.
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
@@ -45,6 +46,16 @@ class MeasurableContext(Protocol):
     def trim(self, sequence: int, keep: int) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredPasses:
+    """A measurement of passes, which another load of the model can use: the `seconds` of a pass by
+    its number of rows, with one row among them, and `exact_rows` as in PassCost.
+    """
+
+    seconds: Mapping[int, float]
+    exact_rows: int
+
+
 class PassCost:
     """The expected seconds of a pass by its number of rows. For one row they are `single_seconds`,
     and for more rows `single_seconds` times a ratio.
@@ -67,6 +78,7 @@ class PassCost:
 
     def __init__(self, seconds: Mapping[int, float], exact_rows: int = 0) -> None:
         """`seconds`: the measured seconds of a pass for some numbers of rows, including one row."""
+        self.measured = MeasuredPasses(dict(seconds), exact_rows)
         self.single_seconds, self.exact_rows = seconds[1], exact_rows
         self.switch_cost, self.checkpoint_seconds = INITIAL_SWITCH_COST, 0.0
         self.ratios = {

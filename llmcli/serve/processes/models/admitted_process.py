@@ -3,18 +3,23 @@ server admits it. The process runs asgi_relay.run_admitted_process. It is not re
 """
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from llmcli.model_loader.earlier_load import EarlierLoad
 from llmcli.model_loader.planned_memory import PlannedMemory
+from llmcli.runtime.drafting.gain.pass_cost import MeasuredPasses
 from llmcli.serve.processes.asgi_relay import OpenPlanned, encode_frame, run_admitted_process
+from llmcli.serve.processes.interpreter import ChildProcess
 from llmcli.serve.processes.model_process import ModelProcess
 
 
 class AdmittedProcess(ModelProcess):
     """A process of one model. `predict`: returns the fields of PlannedMemory in the process.
-    `open_model`: opens the model in the process, with the context of that plan.
+    `open_model`: opens the model in the process, with the context of that plan. `facts`: what the
+    process reports about its loaded model.
     """
 
     def __init__(self, predict: Callable[[], dict[str, Any]], open_model: OpenPlanned) -> None:
@@ -28,14 +33,31 @@ class AdmittedProcess(ModelProcess):
         may take, by device. Waits. Raises UserError if no setting of the model fits, or if it cannot
         be read.
         """
+        process, link = self._start(limits, None)
+        return PlannedMemory(**self._read_report(process, link, "planned")[1])
+
+    def start(self, limits: Mapping[str, int], earlier: EarlierLoad) -> None:
+        """Start the process without a plan. `limits`, `earlier`: those of an earlier plan, and what
+        it has found. Waits. Raises UserError if the process cannot be started.
+        """
+        self._start(limits, earlier)
+
+    def _start(
+        self, limits: Mapping[str, int], earlier: EarlierLoad | None
+    ) -> tuple[ChildProcess, socket.socket]:
         process, link = self._spawn(
-            run_admitted_process, self._predict, self._open_model, dict(limits)
+            run_admitted_process, self._predict, self._open_model, dict(limits), earlier
         )
         self._process, self._link = process, link
         if self._is_aborted:  # while the process was started
             process.kill()
-        frame = self._read_report(process, link, "planned")
-        return PlannedMemory(**frame[1])
+        return process, link
+
+    @property
+    def measured_passes(self) -> MeasuredPasses | None:
+        """The passes that the loaded model has measured, if it has."""
+        passes = self.facts.get("passes")
+        return MeasuredPasses(**passes) if passes else None
 
     def load(self, limit_bytes: int) -> None:
         """Load the model into at most `limit_bytes` of the host. Waits. Raises UserError if that

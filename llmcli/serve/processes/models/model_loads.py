@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from llmcli.api.errors import ApiError
 from llmcli.errors import UserError
+from llmcli.model_loader.earlier_load import EarlierLoad
 from llmcli.runtime.binding.placement.devices import HOST_DEVICE
 from llmcli.serve.processes.model_process import ProcessEnded
 from llmcli.serve.processes.models.admitted_process import AdmittedProcess
@@ -133,7 +134,7 @@ class ModelLoads:
                 hint=f"llmcli pull {model.served.request.ref}",
             )
         if (model.stamp, model.planned_request) != (stamp, model.served.request):
-            model.memory, model.stamp = None, stamp
+            model.memory, model.passes, model.stamp = None, None, stamp
             model.planned_request = model.served.request
         if model.memory is None:
             await self._room.reserve(model, {HOST_DEVICE: PLANNING_BYTES})
@@ -147,11 +148,18 @@ class ModelLoads:
             await self._room.reserve(model, self._room.bytes_to_reserve(model))
 
     async def _plan(self, model: PooledModel) -> None:
-        """Start the process of a model, which plans its memory. Raises UserError."""
+        """Start the process of a model, which plans its memory unless it was planned with the same
+        limits before. Raises UserError.
+        """
         model.state = "loading"
         model.process = self._make_process(model.served.request)
         limits = self._room.limits_of_plan(model)
+        if model.memory is not None and limits == model.plan_limits:
+            earlier = EarlierLoad(model.memory.n_ctx, model.passes)
+            await asyncio.to_thread(model.process.start, limits, earlier)
+            return
         model.memory = await asyncio.to_thread(model.process.plan, limits)
+        model.plan_limits = limits
         self._state.set_device_limits(model.memory.devices_free)
 
     async def _open(self, model: PooledModel) -> None:
@@ -168,6 +176,7 @@ class ModelLoads:
         model.state, model.error, model.drains_for = "loaded", "", ""
         self._state.extend_use(model)
         model.n_loads += 1
+        model.passes = process.measured_passes
         self._state.grant(model)
         sizes = [
             f"{format_size(nbytes)} of {format_size(self._state.limits[device])}"
@@ -195,6 +204,7 @@ class ModelLoads:
         if message != model.error:
             self._state.note(f"{model.name}: {message}" + (f" ({hint})" if hint else ""))
         model.record_failure(message, hint)
+        model.plan_limits = {}  # other programs may have taken memory since the plan
 
     async def _discard(self, model: PooledModel) -> None:
         """End the process of a model that is not loaded."""

@@ -11,6 +11,7 @@ from typing import Literal
 from llmcli.api.errors import ApiError
 from llmcli.model_loader.planned_memory import PlannedMemory
 from llmcli.runtime.binding.placement.devices import HOST_DEVICE
+from llmcli.runtime.drafting.gain.pass_cost import MeasuredPasses
 from llmcli.serve.processes.models.admitted_process import AdmittedProcess
 from llmcli.serve.processes.models.load_turns import Ticket, choose_tickets
 from llmcli.serve.processes.models.served_models import FileStamp, ServedModel
@@ -36,7 +37,7 @@ class PooledModel:
     - `is_offered`: requests can name it; not so after it was removed.
     - `reserved`: the bytes that count for its process now, by device.
     - `memory`: what it takes, once it was planned for `planned_request` in the state `stamp` of its
-      file.
+      file with the limits `plan_limits` by device. `passes`: what a load has measured since.
     - `running`: requests that its process answers, by client; `tickets`: requests that wait for it.
     - `drains_for`: why it gets no further requests; "" if it does.
     - `expires_at`: when it is unloaded if it is idle.
@@ -51,6 +52,8 @@ class PooledModel:
     memory: PlannedMemory | None = None
     stamp: FileStamp | None = None
     planned_request: ServeRequest | None = None
+    plan_limits: Mapping[str, int] = field(default_factory=dict)
+    passes: MeasuredPasses | None = None
     process: AdmittedProcess | None = None
     running: Counter[str] = field(default_factory=Counter)
     tickets: list[Ticket] = field(default_factory=list)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
+from llmcli.model_loader.earlier_load import EarlierLoad
 from llmcli.model_loader.planned_memory import PlannedMemory
 from llmcli.model_loader.run_flags import RunFlags
+from llmcli.runtime.drafting.gain.pass_cost import MeasuredPasses
 from llmcli.runtime.requests.beam_settings import NO_SEARCH
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.serve.processes.front import UpstreamLost
@@ -43,6 +45,13 @@ class FakeProcess:
         on_gpus = self.world.gpu_needs.get(self.name, {})
         needed = self.world.needs[self.name]
         return PlannedMemory(512, needed, 0, 0, 0, 0, on_gpus, self.world.gpus)
+
+    def start(self, limits: Mapping[str, int], earlier: EarlierLoad) -> None:
+        self.world.starts.append((self.name, earlier))
+
+    @property
+    def measured_passes(self) -> MeasuredPasses:
+        return MeasuredPasses({1: 1.0}, len(self.world.loads))
 
     def load(self, limit_bytes: int) -> None:
         if self.world.n_killed_loads:
@@ -114,6 +123,7 @@ class World:
         self.loaded: list[FakeProcess] = []
         self.loads: list[str] = []
         self.plans: list[tuple[str, dict[str, int]]] = []  # with the limits of each
+        self.starts: list[tuple[str, EarlierLoad]] = []  # without a plan
         self.gpus: dict[str, int] = {}  # free bytes by GPU
         self.gpu_needs: dict[str, dict[str, int]] = {}  # by model and GPU
         self.plan_errors: dict[str, str] = {}

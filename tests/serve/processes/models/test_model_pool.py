@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.api.errors import ApiError
+from llmcli.runtime.drafting.gain.pass_cost import MeasuredPasses
 from llmcli.serve.processes.front import UpstreamLost
 from llmcli.serve.processes.models import model_loads, model_pool, pooled_model
 from llmcli.serve.processes.models.pooled_model import LoadAbandoned
@@ -69,6 +70,32 @@ def test_the_model_that_was_used_longest_ago_is_unloaded(tmp_path: Path) -> None
         assert [process.name for process in world.loaded] == ["a", "c"]
 
     run(scenario, tmp_path, {"a": 300 * MIB, "b": 350 * MIB, "c": 400 * MIB})
+
+
+def test_a_model_that_is_loaded_again_needs_no_plan_and_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooled_model, "RETRY_DELAYS_SECONDS", (0.0,))
+    monkeypatch.setattr(model_loads, "LOAD_RETRY_SECONDS", (0.0, 0.0))
+
+    async def scenario(world: World) -> None:
+        for name in "abab":
+            await world.ask(name)
+        assert [name for name, _ in world.plans] == ["a", "b"]
+        assert [(name, earlier.passes) for name, earlier in world.starts] == [
+            ("a", MeasuredPasses({1: 1.0}, 1)),
+            ("b", MeasuredPasses({1: 1.0}, 2)),
+        ]
+        world.files["a"].write_bytes(b"another model")
+        await world.ask("a")
+        assert [name for name, _ in world.plans] == ["a", "b", "a"]
+        world.n_killed_loads = 3
+        with pytest.raises(ApiError, match="SIGKILL"):
+            await world.ask("b")
+        await world.ask("b")
+        assert [name for name, _ in world.plans] == ["a", "b", "a", "b"]
+
+    run(scenario, tmp_path, BOTH)
 
 
 def test_pinned_models_are_loaded_at_the_start_and_stay(tmp_path: Path) -> None:
