@@ -52,9 +52,9 @@ def last_cache_bytes() -> int | None:
     return read_processor().last_cache_bytes
 
 
-def available_memory() -> int | None:
+def available_memory(*, within_own_limit: bool = True) -> int | None:
     """Return how many more bytes this process can use without swapping, within the memory limit of
-    its container and its own limit. None: unknown.
+    its container, and `within_own_limit`. None: unknown.
     """
     import psutil
 
@@ -62,7 +62,7 @@ def available_memory() -> int | None:
         available: int = psutil.virtual_memory().available
     except (OSError, psutil.Error):
         return None
-    limits = (group_free_bytes(), own_free_bytes())
+    limits = (group_free_bytes(), own_free_bytes() if within_own_limit else None)
     return min((available, *(limit for limit in limits if limit is not None)))
 
 

@@ -210,6 +210,8 @@ class ModelSwitcher:
             uses_template=template is None and not self.run_flags.raw,
         )
         plan = self._plan(model, header, slots)
+        if self._earlier and self._earlier.surely_fits():
+            return model, plan
         return model, check_memory(plan, self.run_flags.fit, self.ui.note)
 
     def _resolve_flash(self, plan: RunPlan) -> RunPlan:
@@ -233,7 +235,7 @@ class ModelSwitcher:
                 self.ui.note(f"using profile {requested.profile}; --no-profile ignores it")
         if requested.ctx_size is None and self._earlier:
             # a default is chosen by an estimate, which may exceed the memory of an exact plan
-            requested = replace(requested, ctx_size=self._earlier.n_ctx)
+            requested = replace(requested, ctx_size=self._earlier.memory.n_ctx)
         options, placement = resolve_options.resolve_options(
             header,
             requested,

@@ -13,6 +13,7 @@ from llmcli.config import load_config
 from llmcli.errors import UserError
 from llmcli.model_loader.earlier_load import EarlierLoad
 from llmcli.model_loader.open_model import ModelSwitcher
+from llmcli.model_loader.planned_memory import PlannedMemory
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import RunOptions
@@ -91,7 +92,7 @@ def test_broken_template_is_an_error_before_a_model_is_opened(
 def test_a_planned_model_gets_the_context_of_its_plan(stories_gguf: Path) -> None:
     flags = RunFlags(RunOptions(threads=1), {}, BeamSettings(), trust=True)
     sizes = []
-    for earlier in (None, EarlierLoad(512)):
+    for earlier in (None, EarlierLoad(PlannedMemory(512, 1, 1, 1, 1, 1))):
         models = ModelSwitcher(
             flags, load_config(), UI(color=False), True, parallel=2, earlier=earlier
         )

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from llmcli.api.server_settings import ServerSettings
 from llmcli.hardware import memory_limits
 from llmcli.model_loader.earlier_load import EarlierLoad
+from llmcli.model_loader.planned_memory import PlannedMemory
 from llmcli.runtime.binding.placement.devices import HOST_DEVICE, limit_device_memory
 from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.engine_thread.engine_watch import EngineStuck
@@ -136,7 +137,7 @@ def run_admitted_process(
         if earlier is None:
             planned = predict()
             link.sendall(encode_frame(("planned", planned)))
-            earlier = EarlierLoad(planned["n_ctx"])
+            earlier = EarlierLoad(PlannedMemory(**planned))
     except UserError as error:
         _exit_with_error(error, link)
     admission = read_frame_blocking(link)

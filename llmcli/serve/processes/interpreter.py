@@ -25,6 +25,10 @@ IMPORTED_MODULES = (
     "llmcli.serve.processes.asgi_relay",
     "llmcli.serve.launch",
     "llmcli.model_loader.open_server_model",
+    # imported when a model is loaded
+    "jinja2.sandbox",
+    "llama_cpp",
+    "psutil",
 )
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # multiprocessing reads the exit codes of all processes when it starts one; of two threads that read

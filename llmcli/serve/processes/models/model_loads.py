@@ -155,7 +155,7 @@ class ModelLoads:
         model.process = self._make_process(model.served.request)
         limits = self._room.limits_of_plan(model)
         if model.memory is not None and limits == model.plan_limits:
-            earlier = EarlierLoad(model.memory.n_ctx, model.passes)
+            earlier = EarlierLoad(model.memory, model.passes)
             await asyncio.to_thread(model.process.start, limits, earlier)
             return
         model.memory = await asyncio.to_thread(model.process.plan, limits)
