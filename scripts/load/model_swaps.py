@@ -35,6 +35,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SAMPLE_SECONDS = 0.2
+ALONE_TRIES = 5
 REQUEST_SECONDS = 600.0
 START_SECONDS = 120.0  # how long a server may take to start
 END_SECONDS = 60.0  # how long it may take to end
@@ -250,7 +252,7 @@ async def send_load(args: argparse.Namespace, url: str, pid: int, models: list[s
                 body = {**question.body, "stream": False}
                 body |= {"keep_alive": "5m"} if "keep_alive" in body else {}
                 request = Question(question.model, question.path, body)
-                alone[question.key] = await answer(api, request, None)
+                alone[question.key] = await answer_alone(api, request)
         print(f"{len(alone)} kinds of requests answered alone", flush=True)
         watcher = asyncio.create_task(watch_memory(api, pid, tally))
         began, unsent = time.monotonic(), iter(questions)
@@ -285,6 +287,16 @@ async def send_load(args: argparse.Namespace, url: str, pid: int, models: list[s
             watcher.result()
         watcher.cancel()
     return tally
+
+
+async def answer_alone(api: httpx2.AsyncClient, request: Question) -> str:
+    """Return the text of an answer without load. It is asked for again if the server closes the
+    connection, as llama-server's router does now and then.
+    """
+    for _ in range(ALONE_TRIES - 1):
+        with suppress(httpx2.RemoteProtocolError):
+            return await answer(api, request, None)
+    return await answer(api, request, None)
 
 
 async def measure_swaps(
