@@ -79,7 +79,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def watch(url: str) -> Iterator[tuple[str, list[Exchange]]]:
-    """Pass requests to the server at `url` on. Yield the URL for clients, and the list of exchanges
+    """Forward requests to the server at `url`. Yield the URL for clients, and the list of exchanges
     so far.
     """
     address = urlsplit(url)
