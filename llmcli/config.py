@@ -109,6 +109,15 @@ def disable_backtrace() -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 
+def limit_spinning() -> None:
+    """Let llama.cpp's threads sleep when they have waited for another one for about 50 microseconds.
+    GCC's OpenMP lets them spin for milliseconds, and beside a program that uses a core, two threads
+    then need a hundred times as long. Call this before the library is loaded.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
 def disable_tiled_kernels() -> None:
     """Turn off llama.cpp's tiled kernels, so that k-quants use the same kernel at every batch size.
     Call this before the first matrix product, when llama.cpp reads the environment variable.

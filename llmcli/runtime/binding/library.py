@@ -49,6 +49,7 @@ def lib() -> Any:
     version that llmcli needs (contract.py).
     """
     config.disable_backtrace()
+    config.limit_spinning()
     try:
         module: Any = importlib.import_module("llama_cpp.llama_cpp")
     except ImportError:
