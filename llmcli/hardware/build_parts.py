@@ -6,7 +6,7 @@ Nothing fails without our C code: numpy and ggml do the same work more slowly.
 
 from dataclasses import dataclass
 
-from llmcli.runtime.binding.kernels import gemm, row_draws, row_scan
+from llmcli.runtime.binding.kernels import gemm, products, row_draws, row_scan
 from llmcli.runtime.binding.placement import amx, devices, rpc
 from quant import installation
 from quant.native import ggml, kernels
@@ -55,6 +55,7 @@ def list_parts() -> tuple[BuildPart, ...]:
             advice if row_draws.load_row_draws() else installation.install_kernels_advice(),
         ),
         _gemm_part(),
+        _products_part(),
         BuildPart(
             "encoders of Q4_K, Q5_K, Q6_K",
             missing or ("" if ggml.has_encoders() else other_rounding),
@@ -95,6 +96,20 @@ def _gemm_part() -> BuildPart:
         gemm.unusable_reason(),
         "ggml: prompts of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 take longer",
         "" if was_built or not kernels.supports_gemm() else installation.install_kernels_advice(),
+    )
+
+
+def _products_part() -> BuildPart:
+    """Return the part of the products inside of ggml's CPU backend. Only a CPU that could use them
+    has a remedy.
+    """
+    was_built = kernels.open_products().library is not None
+    can_use = kernels.supports_products()
+    return BuildPart(
+        "products of interleaved rows",
+        products.unusable_reason(),
+        "ggml: tokens and prompts of quantized models take longer",
+        "" if was_built or not can_use else installation.install_kernels_advice(),
     )
 
 

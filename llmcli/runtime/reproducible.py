@@ -5,8 +5,9 @@ llama.cpp chooses among several kernels for a matrix product by the number of to
 kernels round differently. Because the inputs of products are quantized, a difference in the last
 bit can grow to half a logit. The logits of a token do not depend on the batch with
 
-- quantized weights. All kernels sum them in the same order, except for repacked k-quants on CPUs
-  without AMX, and for the tiled kernels of k-quants from eight tokens on.
+- quantized weights. All kernels sum them in the same order, except for k-quants that ggml repacks on
+  CPUs without AMX, and for its tiled kernels of k-quants from eight tokens on. llmcli's own products
+  (kernels/products.py) have one order only.
 - a q8_0 KV cache with flash attention. llama.cpp has a single method for it, but three for f16.
 - cells in the order of the tokens. So a sliding window keeps all cells, and no cell in the middle
   of a sequence is reused.
@@ -33,6 +34,7 @@ from llmcli.runtime import kv_size
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.kernels import products
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.amx import repacks_weights
 from llmcli.runtime.binding.placement.model_placement import ON_HOST, ModelPlacement
@@ -56,7 +58,7 @@ GUARANTEE = (
 TOKEN_BY_TOKEN = "reproducible: this model has recurrent state or experts, so its prompts are read token by token"
 # state-space layers, short convolutions (LFM2), RWKV, and the choice of experts
 SINGLE_TOKEN_TENSOR = re.compile(r"blk\.\d+\.(ssm_|shortconv|time_mix|ffn_gate_inp)")
-# Types whose repacked layout (AVX, NEON or RVV) gives other sums for four tokens at once than for
+# Types whose layout of ggml (AVX, NEON or RVV) gives other sums for four tokens at once than for
 # single tokens, or for which this was not measured.
 ROW_DEPENDENT_TYPES = ("Q4_K", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
 # The test of a loaded model computes this many tokens, one by one and in passes of these sizes.
@@ -119,8 +121,10 @@ def open_reproducible(
     with both.
     """
     config.disable_tiled_kernels()
-    can_repack = repacks_weights() or not any(
-        tensor.type in ROW_DEPENDENT_TYPES for tensor in header.tensors
+    can_repack = (
+        products.is_available()
+        or repacks_weights()
+        or not any(tensor.type in ROW_DEPENDENT_TYPES for tensor in header.tensors)
     )
     if computes_single_tokens(header):
         options = replace(options, n_ubatch=1)

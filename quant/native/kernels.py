@@ -20,6 +20,7 @@ REPORT_NAME = "built.json"  # which libraries could not be built, and why
 LEVELS = (("kernels-x86-64-v4", 4), ("kernels-x86-64-v3", 3))
 X86_BASE, GENERIC_BASE = "kernels-x86-64", "kernels-generic"
 GEMM = ("gemm-avx512bf16", 5)
+PRODUCTS = ("products-x86-64-v3", 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,25 @@ def open_kernels() -> Kernels:
 
 @cache
 def open_gemm() -> Kernels:
-    """Open the library of matrix products, which needs AVX512_BF16 and OpenMP."""
-    name, minimum = GEMM
+    """Open the library of matrix products in bfloat16, which needs AVX512_BF16 and OpenMP."""
+    return _open_for_level(*GEMM, "AVX512_BF16")
+
+
+@cache
+def open_products() -> Kernels:
+    """Open the library of matrix products inside of ggml's CPU backend, which needs AVX2."""
+    return _open_for_level(*PRODUCTS, "AVX2")
+
+
+def _open_for_level(name: str, minimum: int, feature: str) -> Kernels:
+    """Open a library without alternatives. `minimum`: the least level of CPU that can use it, the
+    one that has `feature`.
+    """
     level, base = _cpu_level()
     if base is None:
         return Kernels(None, name, _missing_reason(base_name()))
     if level < minimum:
-        return Kernels(None, name, "this processor has no AVX512_BF16")
+        return Kernels(None, name, f"this processor has no {feature}")
     path = _library_file(name)
     if path is None:
         return Kernels(None, name, _missing_reason(name))
@@ -72,6 +85,11 @@ def open_gemm() -> Kernels:
 def supports_gemm() -> bool:
     """Return whether this CPU could use the library of matrix products."""
     return _cpu_level()[0] >= GEMM[1]
+
+
+def supports_products() -> bool:
+    """Return whether this CPU could use the library of products inside of ggml's CPU backend."""
+    return _cpu_level()[0] >= PRODUCTS[1]
 
 
 def base_name() -> str:

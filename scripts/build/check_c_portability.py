@@ -57,6 +57,7 @@ ZIG_OPTIONS: dict[str, tuple[str, ...]] = {
     "x86-64-v3": ("-mcpu=x86_64_v3",),
     "x86-64-v4": ("-mcpu=x86_64_v4",),
 }
+PRODUCT_OPTIONS = ("-march=x86-64-v3",)
 GEMM_OPTIONS = ("-march=x86-64-v4", "-mavx512bf16", "-fopenmp")
 NATIVE = platform.machine().lower()
 
@@ -151,6 +152,9 @@ def check_syntax(compilers: list[Compiler]) -> bool:
                 if "omp.h" in problem or "libomp" in problem or "-fopenmp" in problem:
                     skipped = "; gemm.c not checked: this compiler lacks OpenMP"
                 elif problem:
+                    problems.append(f"{source}: {problem}")
+            for source in kernels.PRODUCT_SOURCES:
+                if problem := kernels.run_compiler([*parse, *PRODUCT_OPTIONS, str(ROOT / source)]):
                     problems.append(f"{source}: {problem}")
         count = len(compiler.flag_sets)
         verdict = "FAILED" if problems else "ok"

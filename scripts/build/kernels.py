@@ -32,6 +32,9 @@ KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
 GEMM_SOURCES: dict[str, tuple[str, ...]] = {
     "llmcli/runtime/binding/kernels/gemm.c": ("-O3", "-ffp-contract=fast")
 }
+PRODUCT_SOURCES: dict[str, tuple[str, ...]] = {
+    "llmcli/runtime/binding/kernels/products.c": ("-O3",)
+}
 # -Wno-psabi: functions pass vectors only within a file
 COMMON_OPTIONS = ("-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi")
 REPORT_NAME = "built.json"
@@ -55,6 +58,7 @@ X86_64 = (
     Library("kernels-x86-64-v4", ("-march=x86-64-v4",), KERNEL_SOURCES),
     # ggml's threads are those of OpenMP, and so must be those of the products.
     Library("gemm-avx512bf16", ("-march=x86-64-v4", "-mavx512bf16", "-fopenmp"), GEMM_SOURCES),
+    Library("products-x86-64-v3", ("-march=x86-64-v3",), PRODUCT_SOURCES),
 )
 
 

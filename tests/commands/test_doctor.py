@@ -238,7 +238,12 @@ def test_the_parts_of_the_installation_are_listed_and_what_is_lost_without_one(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = {part["what"]: part for part in parse_json(llmcli("doctor", "--json"))["parts"]}
-    assert {"scans of logits", "products in bfloat16", "search of scales", "RPC"} <= set(parts)
+    assert {
+        "scans of logits",
+        "products in bfloat16",
+        "products of interleaved rows",
+        "RPC",
+    } <= set(parts)
     assert all(part["active"] == (part["problem"] is None) for part in parts.values())
     assert all(part["without_it"] for part in parts.values())
 

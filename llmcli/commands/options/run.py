@@ -315,7 +315,7 @@ RUNTIME_FLAGS = (
         "gemm",
         ("--gemm",),
         str,
-        "matrix products with many rows: ggml, or bfloat16 where that is faster [auto]",
+        "matrix products: ggml's, or llmcli's own where they are faster [auto]",
         "MODE",
     ),
     Flag("cache_type_k", ("-ctk", "--cache-type-k"), str, "KV cache type of K [f16]", "TYPE"),

@@ -34,7 +34,10 @@ def plan_placement(
     """
     search, request = build_search(header, options, machine, default_size, slots)
     planned = search.choose(request)
-    return replace(planned, placement=options.apply_to(planned.placement))
+    placement = options.apply_to(planned.placement)
+    # --reproducible leaves products of many rows to ggml, but llmcli's do not depend on other rows
+    has_ggml_products = options.gemm == "ggml" and not options.reproducible
+    return replace(planned, placement=replace(placement, ggml_products=has_ggml_products))
 
 
 def build_search(

@@ -388,6 +388,13 @@ GGML_VERSION = OptionalSymbol(
     "ggml-base",
     "llmcli's own matrix products are not used: they need a certain version of ggml",
 )
+_PRODUCTS_LOST = "llmcli's own products are not used: tokens and prompts take longer"
+REPACK_BUFFER_TYPE = OptionalSymbol(
+    "_Z35ggml_backend_cpu_repack_buffer_typev", "ggml-cpu", _PRODUCTS_LOST
+)
+BARRIER = OptionalSymbol("ggml_barrier", "ggml-cpu", _PRODUCTS_LOST)
+CHUNK_SET = OptionalSymbol("ggml_threadpool_chunk_set", "ggml-cpu", _PRODUCTS_LOST)
+CHUNK_ADD = OptionalSymbol("ggml_threadpool_chunk_add", "ggml-cpu", _PRODUCTS_LOST)
 SET_LAYER_INPUT = OptionalSymbol(
     "_Z30llama_set_embeddings_layer_inpP13llama_contextjb", "llama", "--draft eagle3 is refused"
 )
@@ -402,6 +409,10 @@ OPTIONAL_SYMBOLS = (
     RPC_START_SERVER,
     EXTRA_BUFFER_TYPES,
     GGML_VERSION,
+    REPACK_BUFFER_TYPE,
+    BARRIER,
+    CHUNK_SET,
+    CHUNK_ADD,
     SET_LAYER_INPUT,
     GET_LAYER_INPUT,
 )

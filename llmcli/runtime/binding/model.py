@@ -13,6 +13,7 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.contract import set_fields
+from llmcli.runtime.binding.kernels import products
 from llmcli.runtime.binding.library import (
     MLOCK_WARNING,
     last_log_lines,
@@ -288,6 +289,7 @@ def open_model(
     progress = library.llama_progress_callback(lambda share, data: not interrupted.is_set())
     set_fields(params, progress_callback=progress)
     with registry_lock, on_interrupt(interrupted.set):
+        products.choose_layout(own=not placement.ggml_products)
         pointer = library.llama_model_load_from_file(str(path).encode(), params)
     del arrays
     if interrupted.is_set():

@@ -18,7 +18,7 @@ from scripts.build import kernels as build_kernels
 @pytest.fixture(autouse=True)
 def no_cached_libraries() -> Iterator[None]:
     cached = (
-        *(kernels.open_kernels, kernels.open_gemm, kernels._cpu_level),
+        *(kernels.open_kernels, kernels.open_gemm, kernels.open_products, kernels._cpu_level),
         *(ggml._c_function, ggml._encoder),
     )
     for function in cached:
@@ -74,6 +74,7 @@ def test_without_the_package_everything_falls_back(monkeypatch: pytest.MonkeyPat
     assert kernels.open_kernels().library is None
     assert kernels.open_kernels().problem == "the package llmcli_kernels is not installed"
     assert kernels.open_gemm().library is None
+    assert kernels.open_products().library is None
 
 
 def test_a_lower_level_is_used_if_the_best_was_not_built_and_the_reason_is_kept(
@@ -173,7 +174,7 @@ def test_the_names_of_levels_are_those_of_the_build() -> None:
     }
     names = {name for name, _ in kernels.LEVELS}
     assert built == names | {kernels.X86_BASE, kernels.GENERIC_BASE}
-    assert kernels.GEMM[0] in {library.name for library in build_kernels.X86_64}
+    assert {kernels.GEMM[0], kernels.PRODUCTS[0]} <= {one.name for one in build_kernels.X86_64}
     assert build_kernels.REPORT_NAME == kernels.REPORT_NAME
 
 

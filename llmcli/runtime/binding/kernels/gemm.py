@@ -68,9 +68,18 @@ def unusable_reason() -> str:
         opened = kernels.open_gemm()
         if opened.library is None:
             return opened.problem
-        needed = opened.library.llmcli_gemm_ggml_version().decode()
-        return f"they need ggml {needed}, and llama.cpp has {_ggml_version()}"
+        needed = opened.library.llmcli_gemmggml_version().decode()
+        return f"they need ggml {needed}, and llama.cpp has {ggml_version()}"
     return "ggml uses the GPU" if has_gpu() else ""
+
+
+def ggml_version() -> str:
+    """Return the version of the installed ggml; "unknown" for one that has no such function."""
+    function = contract.optional_function(ggml(), contract.GGML_VERSION)
+    if function is None:
+        return "unknown"
+    function.restype = ctypes.c_char_p
+    return str(function().decode())
 
 
 @contextmanager
@@ -151,19 +160,10 @@ def _functions() -> _Functions | None:
     library.llmcli_gemm_from.restype, library.llmcli_gemm_from.argtypes = None, [flag]
     library.llmcli_gemm_product.restype = flag
     library.llmcli_gemm_product.argtypes = [flag, pointer, size, size, pointer, size, flag, pointer]
-    if library.llmcli_gemm_ggml_version().decode() != _ggml_version():
+    if library.llmcli_gemmggml_version().decode() != ggml_version():
         return None
     for function in (ggml().ggml_backend_register, ggml().ggml_backend_unload):
         function.restype, function.argtypes = None, [pointer]
     addresses = (ctypes.cast(getattr(ggml(), name), pointer).value for name in GGML_FUNCTIONS)
     table = (pointer * len(GGML_FUNCTIONS))(*addresses)
     return _Functions(library, library.llmcli_gemm(ctypes.addressof(table)))
-
-
-def _ggml_version() -> str:
-    """Return the version of the installed ggml; "unknown" for one that has no such function."""
-    function = contract.optional_function(ggml(), contract.GGML_VERSION)
-    if function is None:
-        return "unknown"
-    function.restype = ctypes.c_char_p
-    return str(function().decode())

@@ -18,6 +18,14 @@ enum ggml_type {
     GGML_TYPE_Q5_0 = 6,
     GGML_TYPE_Q5_1 = 7,
     GGML_TYPE_Q8_0 = 8,
+    GGML_TYPE_Q2_K = 10,
+    GGML_TYPE_Q3_K = 11,
+    GGML_TYPE_Q4_K = 12,
+    GGML_TYPE_Q5_K = 13,
+    GGML_TYPE_Q6_K = 14,
+    GGML_TYPE_IQ4_NL = 20,
+    GGML_TYPE_IQ4_XS = 23,
+    GGML_TYPE_MXFP4 = 39,
 };
 enum ggml_op {
     GGML_OP_NONE = 0,
@@ -129,4 +137,64 @@ struct ggml_functions {
     bool (*is_host)(ggml_backend_buffer_type_t type);
     ggml_backend_buffer_type_t (*cpu_buffer_type)(void);
     ggml_backend_buffer_t (*cpu_buffer_from_ptr)(void * at, size_t size);
+};
+
+// ---- ggml-cpu: traits.h and ggml-cpu-impl.h
+
+struct ggml_threadpool;
+struct compute_params {
+    int ith, nth;
+    size_t wsize;
+    void * wdata;
+    struct ggml_threadpool * threadpool;
+    bool use_ref;
+};
+
+struct tensor_traits;
+struct tensor_traits_functions {
+    void (*destructors[2])(void * self);
+    bool (*work_size)(struct tensor_traits * self, int threads, const struct ggml_tensor * op, size_t * size);
+    bool (*compute_forward)(struct tensor_traits * self, struct compute_params * params, struct ggml_tensor * op);
+};
+struct tensor_traits {
+    const struct tensor_traits_functions * functions;
+};
+
+struct extra_buffer_type;
+struct extra_buffer_type_functions {
+    void (*destructors[2])(void * self);
+    bool (*supports_op)(struct extra_buffer_type * self, ggml_backend_dev_t device, const struct ggml_tensor * op);
+    struct tensor_traits * (*get_tensor_traits)(struct extra_buffer_type * self, const struct ggml_tensor * op);
+};
+struct extra_buffer_type {
+    const struct extra_buffer_type_functions * functions;
+};
+
+struct ggml_backend_buffer_type {
+    unused_function get_name;
+    ggml_backend_buffer_t (*alloc_buffer)(ggml_backend_buffer_type_t type, size_t size);
+    unused_function get_alignment, get_max_size, get_alloc_size, is_host;
+    ggml_backend_dev_t device;
+    void * context;
+};
+
+struct ggml_backend_buffer {
+    unused_function free_buffer, get_base;
+    enum ggml_status (*init_tensor)(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor);
+    unused_function memset_tensor;
+    void (*set_tensor)(
+        ggml_backend_buffer_t buffer, struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
+    unused_function get_tensor, set_tensor_2d, get_tensor_2d, cpy_tensor, clear, reset;
+    ggml_backend_buffer_type_t type;
+    void * context;
+    size_t size;
+    int usage;
+};
+
+// Functions of ggml and ggml-cpu that products inside of the CPU backend call.
+struct cpu_functions {
+    bool (*is_host)(ggml_backend_buffer_type_t type);
+    void (*barrier)(struct ggml_threadpool * threads);
+    void (*chunk_set)(struct ggml_threadpool * threads, int value);
+    int (*chunk_add)(struct ggml_threadpool * threads, int value);
 };

@@ -37,6 +37,7 @@ class ModelPlacement:
     - `repack`: let llama.cpp copy weights into the layout of the CPU's kernels. On a CPU with AMX,
       models with latent attention are never repacked, because llama.cpp aborts on a product of a
       repacked matrix with a tensor that is not in memory order.
+    - `ggml_products`: use ggml's layouts and kernels, not llmcli's own (kernels/products.py).
     - `latent`: whether the model has latent attention (MLA); None reads this from the file.
     - `devices`: the names of the devices to use, in this order; empty for llama.cpp's choice,
       NO_DEVICES for none.
@@ -50,6 +51,7 @@ class ModelPlacement:
     tensor_split: tuple[float, ...] = ()
     cpu_moe_layers: int = 0
     repack: bool = True
+    ggml_products: bool = False
     latent: bool | None = None
     devices: tuple[str, ...] = ()
     split_mode: str = "layer"

@@ -290,14 +290,14 @@ def test_drafts_have_the_minimum_rows_of_a_single_conversation() -> None:
 def test_the_copied_structures_are_those_of_the_installed_ggml() -> None:
     """With another version the products would be off."""
     header = Path(gemm.__file__).with_name("ggml_backend.h").read_text()
-    assert f'#define GGML_VERSION "{gemm._ggml_version()}"' in header
+    assert f'#define GGML_VERSION "{gemm.ggml_version()}"' in header
     library = ggml.open_library()
     library.ggml_op_name.restype = library.ggml_type_name.restype = ctypes.c_char_p
     for kind, function in (("OP", library.ggml_op_name), ("TYPE", library.ggml_type_name)):
         numbers = re.findall(rf"GGML_{kind}_(\w+) = (\d+)", header)
-        assert len(numbers) == 6
+        assert len(numbers) == {"OP": 6, "TYPE": 14}[kind]
         for name, number in numbers:
-            assert function(int(number)).decode().upper() == name
+            assert function(int(number)).decode().upper() == name.upper()
 
 
 def test_an_unknown_mode_is_refused() -> None:

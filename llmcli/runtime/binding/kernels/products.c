@@ -1,0 +1,285 @@
+// Matrix products with quantized weights, computed inside of ggml's CPU backend.
+//
+// ggml keeps weights in a buffer of the type CPU_REPACK in a layout of its own and asks the object of this type whether
+// it computes an operation (ggml-cpu/traits.h, repack.cpp). llmcli puts its own functions in the place of that type's:
+// they take weights of the types below, whose layout is that of interleave.h, and pass on all others. So the products
+// run on ggml's threads and in its graph, and no weight is in memory twice. A further backend would split the graph at
+// each product, which costs a decode more than it gains.
+//
+// The objects are C++ objects with virtual functions. They are laid out here as the Itanium C++ ABI does it, which GCC
+// and Clang use: a pointer to a table of functions, whose first two are destructors.
+#define EXPORT __attribute__((visibility("default")))
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ggml_backend.h"
+#include "interleave.h"
+#include "x8_avx2.h"
+
+#define TILE_ROWS 8            // rows of inputs that a kernel multiplies at a time
+#define FEW_ROWS 2             // so many are rounded by each thread: that costs less than to wait for another
+#define CHUNK_BYTES 32768      // of weights that a thread takes at a time
+#define SMALL_BYTES (1 << 20)  // of weights; the rows of a smaller product are shared out beforehand
+
+typedef void (*Kernel)(
+    const uint8_t * weights, const struct activations * inputs, int64_t columns, float * out, int64_t stride);
+typedef struct {
+    enum rounding rounding;
+    int columns, bytes;  // of a block
+    void (*interleave)(uint8_t * out, Rows rows);
+    Kernel kernels[4];  // for 1, 2, 4 and 8 rows
+} Kind;
+
+#define WITH(NAME, N)                                                                                         \
+    static void x8_##NAME##_##N(                                                                              \
+        const uint8_t * at, const struct activations * in, int64_t columns, float * out, int64_t stride       \
+    ) {                                                                                                       \
+        x8_##NAME(at, in, columns, N, out, stride);                                                           \
+    }
+#define ALL(NAME) WITH(NAME, 1) WITH(NAME, 2) WITH(NAME, 4) WITH(NAME, 8)
+ALL(q4_0) ALL(q4_1) ALL(q5_0) ALL(q5_1) ALL(q8_0) ALL(iq4_nl) ALL(mxfp4)
+ALL(q2_K) ALL(q3_K) ALL(q4_K) ALL(q5_K) ALL(q6_K) ALL(iq4_xs)
+
+static const Kind * kind(enum ggml_type type) {
+#define KIND(TYPE, NAME, ROUNDING, COLUMNS, BYTES)                                                                \
+    case GGML_TYPE_##TYPE: {                                                                                      \
+        static const Kind found = {                                                                               \
+            ROUNDING, COLUMNS, BYTES, interleave_##NAME, {x8_##NAME##_1, x8_##NAME##_2, x8_##NAME##_4, x8_##NAME##_8}}; \
+        return &found;                                                                                            \
+    }
+    switch (type) {
+        KIND(Q4_0, q4_0, ROUND_32, 32, 18)
+        KIND(Q4_1, q4_1, ROUND_32, 32, 20)
+        KIND(Q5_0, q5_0, ROUND_32, 32, 22)
+        KIND(Q5_1, q5_1, ROUND_32, 32, 24)
+        KIND(Q8_0, q8_0, ROUND_32, 32, 34)
+        KIND(IQ4_NL, iq4_nl, ROUND_32, 32, 18)
+        KIND(MXFP4, mxfp4, ROUND_32, 32, 17)
+        KIND(Q2_K, q2_K, ROUND_256, 256, 84)
+        KIND(Q3_K, q3_K, ROUND_256, 256, 110)
+        KIND(Q4_K, q4_K, ROUND_256, 256, 144)
+        KIND(Q5_K, q5_K, ROUND_256, 256, 176)
+        KIND(Q6_K, q6_K, ROUND_256, 256, 210)
+        KIND(IQ4_XS, iq4_xs, ROUND_256, 256, 136)
+        default: return NULL;
+    }
+}
+
+static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
+
+static void round_row(enum rounding rounding, const float * from, int64_t columns, uint8_t * memory) {
+    if (rounding == ROUND_32) round_row_32(from, columns, memory);
+    else round_row_256(from, columns, memory);
+}
+
+// Interleaves the rows `first` to `end` of weights [.., row_bytes], which are multiples of BLOCK_ROWS.
+static void interleave(const Kind * of, const uint8_t * from, int64_t row_bytes, int64_t first, int64_t end, uint8_t * to) {
+    for (int64_t j = first; j < end; j += BLOCK_ROWS)
+        for (int64_t b = 0; b < row_bytes; b += of->bytes) {
+            const uint8_t * rows[BLOCK_ROWS];
+            for (int r = 0; r < BLOCK_ROWS; r++) rows[r] = from + (j + r) * row_bytes + b;
+            of->interleave(to + j * row_bytes + b * BLOCK_ROWS, rows);
+        }
+}
+
+typedef struct {
+    const Kind * kind;
+    const uint8_t * data;
+    int64_t row_bytes, columns, height;
+} Weights;
+
+// Rounded rows of inputs, `each` bytes apart.
+typedef struct {
+    uint8_t * memory;
+    int64_t each, count;
+} Inputs;
+
+// Multiplies the inputs with the rows `first` to `end` of weights, which are multiples of BLOCK_ROWS; out [rows, height].
+static void multiply(const Weights * of, const Inputs * inputs, int64_t first, int64_t end, float * out) {
+    for (int64_t r = 0; r < inputs->count; r += TILE_ROWS) {
+        const int rows = (int)least(TILE_ROWS, inputs->count - r);
+        const int index = rows == 1 ? 0 : rows == 2 ? 1 : rows <= 4 ? 2 : 3, most = 1 << index;
+        struct activations tile[TILE_ROWS];
+        for (int i = 0; i < most; i++)  // further rows repeat the last one, and so do their results
+            tile[i] = activations_at(
+                of->kind->rounding, inputs->memory + (r + least(i, rows - 1)) * inputs->each, of->columns);
+        for (int64_t j = first; j < end; j += BLOCK_ROWS) {
+            const uint8_t * block = of->data + j * of->row_bytes;
+            float * to = out + r * of->height + j;
+            if (most == rows) {
+                of->kind->kernels[index](block, tile, of->columns, to, of->height);
+                continue;
+            }
+            float results[TILE_ROWS * BLOCK_ROWS];
+            of->kind->kernels[index](block, tile, of->columns, results, BLOCK_ROWS);
+            for (int i = 0; i < rows; i++)
+                memcpy(to + i * of->height, results + i * BLOCK_ROWS, sizeof(float) * BLOCK_ROWS);
+        }
+    }
+}
+
+// ---- in ggml's CPU backend
+
+static struct cpu_functions ggml;
+static struct tensor_traits own_traits;
+static struct extra_buffer_type * replaced;
+static ggml_backend_buffer_t (*alloc_replaced)(ggml_backend_buffer_type_t type, size_t size);
+static ggml_backend_buffer_type_t buffer_type;
+
+static int64_t row_count(const struct ggml_tensor * tensor) { return tensor->ne[1] * tensor->ne[2] * tensor->ne[3]; }
+
+static bool has_own_layout(const struct ggml_tensor * weights) {
+    return kind(weights->type) && weights->ne[1] % BLOCK_ROWS == 0 && weights->ne[2] * weights->ne[3] == 1;
+}
+static bool is_own(const struct ggml_tensor * op) {
+    return op->op == GGML_OP_MUL_MAT && op->src[0]->extra == &own_traits;
+}
+static struct tensor_traits * other_traits(const struct ggml_tensor * op) {
+    return replaced->functions->get_tensor_traits(replaced, op);
+}
+
+static bool work_size(struct tensor_traits * self, int threads, const struct ggml_tensor * op, size_t * size) {
+    (void)self;
+    const int64_t rows = row_count(op->src[1]), copies = rows <= FEW_ROWS ? threads : 1;
+    *size = activation_bytes(kind(op->src[0]->type)->rounding, op->src[0]->ne[0]) * rows * copies + 64;
+    return true;
+}
+
+static bool compute_forward(struct tensor_traits * self, struct compute_params * params, struct ggml_tensor * op) {
+    (void)self;
+    const struct ggml_tensor * weights = op->src[0], * from = op->src[1];
+    const Kind * of = kind(weights->type);
+    const Weights all = {of, weights->data, weights->nb[1], weights->ne[0], weights->ne[1]};
+    Inputs inputs = {
+        (uint8_t *)(((uintptr_t)params->wdata + 63) & ~(uintptr_t)63), activation_bytes(of->rounding, all.columns),
+        row_count(from)};
+    const bool few = inputs.count <= FEW_ROWS, small = few && all.height * all.row_bytes < SMALL_BYTES;
+    if (few) inputs.memory += inputs.each * inputs.count * params->ith;
+    if (!small && params->ith == 0) ggml.chunk_set(params->threadpool, params->nth);
+    for (int64_t r = 0; r < inputs.count; r++)
+        if (few || r % params->nth == params->ith) {
+            const int64_t i1 = r % from->ne[1], i2 = r / from->ne[1] % from->ne[2], i3 = r / from->ne[1] / from->ne[2];
+            const uint8_t * at = (const uint8_t *)from->data + i1 * from->nb[1] + i2 * from->nb[2] + i3 * from->nb[3];
+            round_row(of->rounding, (const float *)at, all.columns, inputs.memory + r * inputs.each);
+        }
+    const int64_t blocks = all.height / BLOCK_ROWS;
+    if (small) {
+        const int64_t part = (blocks + params->nth - 1) / params->nth, first = least(params->ith * part, blocks);
+        multiply(&all, &inputs, first * BLOCK_ROWS, least(first + part, blocks) * BLOCK_ROWS, op->data);
+        return true;
+    }
+    ggml.barrier(params->threadpool);
+    const int64_t chunk = CHUNK_BYTES / (all.row_bytes * BLOCK_ROWS) + 1;
+    for (int64_t c = params->ith; c * chunk < blocks; c = ggml.chunk_add(params->threadpool, 1))
+        multiply(&all, &inputs, c * chunk * BLOCK_ROWS, least((c + 1) * chunk, blocks) * BLOCK_ROWS, op->data);
+    return true;
+}
+
+static void no_destructor(void * self) { (void)self; }
+static const struct tensor_traits_functions own_traits_functions = {
+    {no_destructor, no_destructor}, work_size, compute_forward};
+static struct tensor_traits own_traits = {&own_traits_functions};
+
+static enum ggml_status (*init_replaced)(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor);
+static void (*set_replaced)(
+    ggml_backend_buffer_t buffer, struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
+
+static enum ggml_status init_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor);
+static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size);
+
+// Returns whether a buffer gives weights the layout of this file. llama.cpp also asks about buffers without bytes and
+// functions, before it allocates one.
+static bool is_own_buffer(const struct ggml_backend_buffer * buffer) {
+    return buffer->type == buffer_type
+        && (buffer->init_tensor ? buffer->init_tensor == init_tensor : buffer_type->alloc_buffer == alloc_buffer);
+}
+static bool supports_op(struct extra_buffer_type * self, ggml_backend_dev_t device, const struct ggml_tensor * op) {
+    (void)self;
+    const struct ggml_tensor * weights = op->src[0], * inputs = op->src[1];
+    if (op->op == GGML_OP_MUL_MAT && weights->buffer && is_own_buffer(weights->buffer) && has_own_layout(weights))
+        return inputs->type == GGML_TYPE_F32 && (!inputs->buffer || ggml.is_host(inputs->buffer->type));
+    return replaced->functions->supports_op(replaced, device, op);
+}
+static struct tensor_traits * get_tensor_traits(struct extra_buffer_type * self, const struct ggml_tensor * op) {
+    (void)self;
+    return is_own(op) ? &own_traits : other_traits(op);
+}
+static const struct extra_buffer_type_functions own_functions = {
+    {no_destructor, no_destructor}, supports_op, get_tensor_traits};
+static struct extra_buffer_type own = {&own_functions};
+
+static enum ggml_status init_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor) {
+    if (!has_own_layout(tensor)) return init_replaced(buffer, tensor);
+    tensor->extra = &own_traits;
+    return GGML_STATUS_SUCCESS;
+}
+static void set_tensor(
+    ggml_backend_buffer_t buffer, struct ggml_tensor * tensor, const void * data, size_t offset, size_t size
+) {
+    if (tensor->extra != &own_traits) {
+        set_replaced(buffer, tensor, data, offset, size);
+        return;
+    }
+    if (offset || size != tensor->nb[1] * (size_t)tensor->ne[1]) abort();  // ggml's own layouts have this limit, too
+    interleave(kind(tensor->type), data, tensor->nb[1], 0, tensor->ne[1], tensor->data);
+}
+static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+    ggml_backend_buffer_t buffer = alloc_replaced(type, size);
+    if (!buffer) return NULL;
+    init_replaced = buffer->init_tensor, set_replaced = buffer->set_tensor;
+    buffer->init_tensor = init_tensor, buffer->set_tensor = set_tensor;
+    return buffer;
+}
+
+// ---- what products.py calls
+
+EXPORT const char * llmcli_products_ggml_version(void);
+EXPORT void llmcli_products_install(ggml_backend_buffer_type_t type, const struct cpu_functions * functions, int on);
+EXPORT int llmcli_products_multiply(
+    int type, const void * weights, int64_t height, int64_t row_bytes, int64_t columns, const float * inputs,
+    int64_t rows, float * out);
+EXPORT int llmcli_products_interleave(int type, const void * weights, int64_t height, int64_t row_bytes, void * out);
+
+// Returns the version of ggml whose structures this file uses.
+const char * llmcli_products_ggml_version(void) { return GGML_VERSION; }
+
+// Lets the weights of models that are loaded from now on have the layout of this file if `on`, else ggml's.
+void llmcli_products_install(ggml_backend_buffer_type_t type, const struct cpu_functions * functions, int on) {
+    if (!replaced) {
+        ggml = *functions, buffer_type = type, replaced = type->context, alloc_replaced = type->alloc_buffer;
+    }
+    type->context = &own;
+    type->alloc_buffer = on ? alloc_buffer : alloc_replaced;
+}
+
+// Writes weights [height, row_bytes] in the layout of this file; returns 1, or 0 if there is none for them.
+int llmcli_products_interleave(int type, const void * weights, int64_t height, int64_t row_bytes, void * out) {
+    const Kind * of = kind(type);
+    if (!of || height % BLOCK_ROWS) return 0;
+    interleave(of, weights, row_bytes, 0, height, out);
+    return 1;
+}
+
+// Computes a product with weights in the layout of this file, out [rows, height]; returns 1, or 0 if there is none for
+// them or memory is out.
+int llmcli_products_multiply(
+    int type, const void * weights, int64_t height, int64_t row_bytes, int64_t columns, const float * inputs,
+    int64_t rows, float * out
+) {
+    const Kind * of = kind(type);
+    if (!of || height % BLOCK_ROWS || columns % of->columns) return 0;
+    const Weights all = {of, weights, row_bytes, columns, height};
+    Inputs rounded = {NULL, activation_bytes(of->rounding, columns), rows};
+    rounded.memory = aligned_alloc(64, rounded.each * rows);
+    if (!rounded.memory) return 0;
+    for (int64_t r = 0; r < rows; r++)
+        round_row(of->rounding, inputs + r * columns, columns, rounded.memory + r * rounded.each);
+    multiply(&all, &rounded, 0, height, out);
+    free(rounded.memory);
+    return 1;
+}
+#endif
