@@ -17,7 +17,7 @@ from llama_index.llms.ollama import Ollama
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, Field
 
-from scripts.clients.calls import MODEL, call, call_each, run
+from scripts.clients.calls import MODEL, OTHER_MODELS, call, call_each, needs_only_model, run
 
 URL = sys.argv[1]
 ROOT = URL.removesuffix("/v1")
@@ -118,8 +118,16 @@ def register_model(name: str) -> None:
     )
 
 
+# llama-index's class knows Anthropic's names only. A server with several models has none of them.
 for model_name in MODELS:
-    register_model(model_name)
+    if not (OTHER_MODELS and model_name == "Anthropic"):
+        register_model(model_name)
+
+
+@needs_only_model
+def anthropic() -> None:
+    """Anthropic: complete with a name of Anthropic's"""
+    MODELS["Anthropic"].complete("Rome is the capital of")
 
 
 @call
