@@ -58,6 +58,14 @@ def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> R
         fits = free is None or free >= 0
         if fits and (not disk_warning or (plan.is_ctx_requested and fit_mode != "on")):
             return _with_note(plan, disk_warning, note)
+        if not fits and dry_run.has_copies(plan) and not dry_run.exceeds_device(plan):
+            mapped = replace(plan, placement=replace(plan.placement, repack=False))
+            fitting = check_memory(mapped, fit_mode, note)
+            note(
+                "limited by the available memory: the weights stay in the layout of the file, which "
+                "is slower; --fit off overrides this"
+            )
+            return fitting
         if dry_run.exceeds_device(plan) and (moved := _find_moved_plan(plan)):
             if fit_mode == "on" or moved.keeps_typed:
                 _note_change(plan, moved.plan, fit_mode, note)

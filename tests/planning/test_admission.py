@@ -22,6 +22,8 @@ from llmcli.runtime.draft_settings import NO_DRAFTING, DraftSettings
 from llmcli.runtime.drafting.draft_files.heads_file import MEDUSA, HeadShapes
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import read_header
+from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 from tests.fixtures.draft_heads import write_heads
 from tests.quant import tiny_gguf
 
@@ -206,6 +208,22 @@ def test_mapped_weights_larger_than_the_memory_give_only_a_warning(tmp_path, mon
         assert accepted == plan
         (line,) = notes
         assert "expect the speed of the disk" in line
+
+
+def test_weights_stay_in_the_layout_of_the_file_if_copies_do_not_fit(tmp_path, monkeypatch):
+    source = tiny_gguf.llama(tmp_path / "float.gguf", hidden=512, ff=2048, layers=4)
+    path = tmp_path / "quantized.gguf"
+    quantization = plan_quantization(write.open_gguf(source), "Q4_0")  # copied on all processors
+    write.write_model(quantization, path, threads=1)
+    plan = make_plan(path, options=replace(OPTIONS, ctx_size=256))
+    copied = needed_bytes(plan, "repacked")
+    if not copied:
+        pytest.skip("llama.cpp has no layout of its own for this processor")
+    memory = needed_bytes(plan, "required")
+    assert check(plan, memory, monkeypatch)[0] == plan
+    accepted, notes = check(plan, memory - copied // 2, monkeypatch)
+    assert accepted == replace(plan, placement=replace(ON_HOST, repack=False))
+    assert any("the weights stay in the layout of the file" in line for line in notes)
 
 
 def test_requested_context_that_is_only_slow_is_changed_only_by_fit(model, monkeypatch):

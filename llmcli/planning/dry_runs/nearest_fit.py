@@ -97,6 +97,10 @@ class NearestFit:
         shares = self.device_memory(plan)
         return any(share.fits is False for share in shares if share.device != HOST_DEVICE)
 
+    def has_copies(self, plan: RunPlan) -> bool:
+        """Return whether weights are copied into the layout of the CPU's kernels."""
+        return any(share.repacked for share in self.device_memory(plan))
+
     def largest_context(self, plan: RunPlan, *, weights: bool) -> int:
         """Return the longest context, in tokens, with which the plan fits. It is at most that of
         the plan, and 0 if no context fits. `weights`: as in `free_after`.
