@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Compare this project's matrix products of many rows with ggml's, by the number of rows.
+"""Compare this project's matrix products with ggml's, by the number of rows.
 
-usage: .venv/bin/python scripts/benchmarks/gemm.py FILE.gguf ... [--rows 4,8,16,32,64,128,512]
+usage: .venv/bin/python scripts/benchmarks/gemm.py FILE.gguf ... [--rows 1,2,4,8,16,32,64,128,512]
        [--behind 0] [--rounds 7] [--threads 2]
 
-Two contexts of one model are open at the same time and compute a pass in turn, one with this
-project's kernel and one with ggml's. Up to 16 rows are the next tokens of that many answers, each
+The file is loaded twice, with this project's products (those inside of ggml's CPU backend, or those
+in bfloat16, as `--gemm auto` chooses) and with ggml's. Their contexts compute a pass in turn, the
+first one changing. Up to 16 rows are the next tokens of that many answers, each
 with --behind tokens in the cache; more rows are one prompt. For each file and number of rows the
 script prints the tokens per second of both kernels, the ratio of the medians (ours / ggml) with the
 lowest and highest ratio of a round, and the relative squared error of our logits against ggml's.
-Most of that error comes from ggml, which rounds inputs to 8 bits
+Most of the error of bfloat16 comes from ggml, which rounds inputs to 8 bits
 (tests/runtime/binding/kernels/test_gemm.py).
 """
 
@@ -37,7 +38,7 @@ def main() -> None:
     """Parse the flags, and measure every file with every number of rows."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--rows", default="4,8,16,32,64,128,512")
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,512")
     parser.add_argument("--behind", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("-t", "--threads", type=int, default=2)
@@ -63,17 +64,23 @@ def compare(path: Path, count: int, args: argparse.Namespace) -> None:
         n_outputs=max(answers, 1),
     )
     own_options = replace(options, gemm_min_rows=gemm.MIN_ANSWER_ROWS)
-    with open_model(path, ON_HOST) as model:
-        with open_context(model, own_options) as ours, open_context(model, options) as theirs:
-            seconds_of: tuple[list[float], list[float]] = [], []
-            logits = [np.empty(0), np.empty(0)]
-            for round_number in range(args.rounds + 1):
-                for index, context in enumerate((ours, theirs)):
-                    seconds, logits[index] = timed_pass(
-                        context, count, answers, args.behind, model.n_vocab
-                    )
-                    if round_number:
-                        seconds_of[index].append(seconds)
+    with (
+        open_model(path, ON_HOST) as model,
+        open_model(path, replace(ON_HOST, ggml_products=True)) as other,
+        open_context(model, own_options) as ours,
+        open_context(other, options) as theirs,
+    ):
+        seconds_of: tuple[list[float], list[float]] = [], []
+        logits = [np.empty(0), np.empty(0)]
+        contexts = [(0, ours), (1, theirs)]
+        for round_number in range(args.rounds + 1):
+            for index, context in contexts:
+                seconds, logits[index] = timed_pass(
+                    context, count, answers, args.behind, model.n_vocab
+                )
+                if round_number:
+                    seconds_of[index].append(seconds)
+            contexts.reverse()
     ratios = [other / one for one, other in zip(*seconds_of, strict=True)]
     rates = [count / statistics.median(each) for each in seconds_of]
     error = float(np.square(logits[0] - logits[1]).sum() / np.square(logits[1]).sum())
