@@ -104,7 +104,7 @@ def _products_part() -> BuildPart:
     has a remedy.
     """
     was_built = kernels.open_products().library is not None
-    can_use = kernels.supports_products()
+    can_use = kernels.supports_products() and not kernels.has_avx512()
     return BuildPart(
         "products of interleaved rows",
         products.unusable_reason(),

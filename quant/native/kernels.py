@@ -17,7 +17,8 @@ PACKAGE = "llmcli_kernels"
 REPORT_NAME = "built.json"  # which libraries could not be built, and why
 # The libraries for some CPUs of their architecture, best first, each with the least result of
 # llmcli_cpu_level (cpu_level.c).
-LEVELS = (("kernels-x86-64-v4", 4), ("kernels-x86-64-v3", 3))
+AVX512_LEVEL = 4
+LEVELS = (("kernels-x86-64-v4", AVX512_LEVEL), ("kernels-x86-64-v3", 3))
 X86_BASE, GENERIC_BASE = "kernels-x86-64", "kernels-generic"
 GEMM = ("gemm-avx512bf16", 5)
 PRODUCTS = ("products-x86-64-v3", 3)
@@ -90,6 +91,11 @@ def supports_gemm() -> bool:
 def supports_products() -> bool:
     """Return whether this CPU could use the library of products inside of ggml's CPU backend."""
     return _cpu_level()[0] >= PRODUCTS[1]
+
+
+def has_avx512() -> bool:
+    """Return whether this CPU has AVX-512."""
+    return _cpu_level()[0] >= AVX512_LEVEL
 
 
 def base_name() -> str:

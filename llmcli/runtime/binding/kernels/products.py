@@ -41,7 +41,8 @@ def unusable_reason() -> str:
         if needed != found:
             return f"they need ggml {needed}, and llama.cpp has {found}"
         return "llama.cpp was built without a layout of weights for the CPU"
-    return "products in bfloat16 are faster on this processor" if gemm.is_available() else ""
+    # AVX2 is not compared with ggml's kernels for AVX-512
+    return "ggml uses AVX-512 on this processor" if kernels.has_avx512() else ""
 
 
 def choose_layout(*, own: bool) -> None:
