@@ -16,6 +16,7 @@ from llmcli.runtime.binding.kernels import products
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
+from quant.native import kernels
 from quant.quantize import plan, write
 from tests.quant import tiny_gguf
 
@@ -33,6 +34,12 @@ SCALES = {
     "Q6_K": (208,),
     "MXFP4": (),
 }
+
+
+@pytest.fixture
+def needs_kernels() -> None:
+    if kernels.open_products().library is None:
+        pytest.skip(kernels.open_products().problem)
 
 
 @pytest.fixture
@@ -66,7 +73,7 @@ def rounded(inputs: F32, name: str) -> F64:
     return (whole * scale).reshape(inputs.shape)
 
 
-@pytest.mark.usefixtures("needs_own_products")
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("name", LEGACY + K_QUANTS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 17])
 def test_products_equal_those_of_decoded_weights_and_rounded_inputs(name: str, rows: int) -> None:
@@ -84,7 +91,7 @@ def test_products_equal_those_of_decoded_weights_and_rounded_inputs(name: str, r
         assert np.median(np.abs(found - exact)) < 1e-5 * np.abs(exact).max()
 
 
-@pytest.mark.usefixtures("needs_own_products")
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("name", LEGACY + K_QUANTS)
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
 def test_the_largest_weights_and_inputs_do_not_overflow(name: str, byte: int) -> None:
@@ -106,7 +113,7 @@ def test_the_largest_weights_and_inputs_do_not_overflow(name: str, byte: int) ->
         assert np.abs(found - exact).max() <= 1e-5 * np.abs(exact).max() + 1e-6
 
 
-@pytest.mark.usefixtures("needs_own_products")
+@pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("name", LEGACY + K_QUANTS)
 def test_a_row_has_the_same_bits_beside_any_other_rows(name: str) -> None:
     kind = int(gguf.GGMLQuantizationType[name])
@@ -120,7 +127,7 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(name: str) -> None:
         np.testing.assert_array_equal(alone, together[-count:])
 
 
-@pytest.mark.usefixtures("needs_own_products")
+@pytest.mark.usefixtures("needs_kernels")
 def test_a_height_that_is_no_multiple_of_eight_is_left_to_ggml() -> None:
     inputs = np.ones((1, 256), np.float32)
     assert products.multiply(12, random_blocks("Q4_K", 12, 256, seed=0), inputs) is None
