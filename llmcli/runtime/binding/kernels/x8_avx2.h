@@ -12,8 +12,12 @@
 #include "activations.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < N; r++)
+#if defined(__clang__)
+#define UNROLL8 _Pragma("clang loop unroll(full)")
+#else
 #define UNROLL8 _Pragma("GCC unroll 8")
+#endif
+#define EACH_ROW UNROLL8 for (int r = 0; r < N; r++)
 #define KERNEL(NAME)                                                                                                   \
     INLINE void NAME(                                                                                                  \
         const uint8_t * at, const struct activations * in, int64_t columns, const int N, float * out, int64_t stride)
