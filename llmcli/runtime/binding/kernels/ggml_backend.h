@@ -30,6 +30,7 @@ enum ggml_type {
 enum ggml_op {
     GGML_OP_NONE = 0,
     GGML_OP_MUL_MAT = 29,
+    GGML_OP_MUL_MAT_ID = 30,
     GGML_OP_RESHAPE = 36,
     GGML_OP_VIEW = 37,
     GGML_OP_PERMUTE = 38,

@@ -98,27 +98,31 @@ typedef struct {
     int64_t each, count;
 } Inputs;
 
-// Multiplies the inputs with the rows `first` to `end` of weights, which are multiples of BLOCK_ROWS; out [rows, height].
+// Multiplies up to TILE_ROWS rounded rows of inputs with the rows `first` to `end` of weights, which are multiples of
+// BLOCK_ROWS; out: the address of each row's results for all rows of weights.
+static void multiply_tile(
+    const Weights * of, const uint8_t * const * inputs, int rows, int64_t first, int64_t end, float * const * out
+) {
+    const int index = rows == 1 ? 0 : rows == 2 ? 1 : rows <= 4 ? 2 : 3, most = 1 << index;
+    struct activations tile[TILE_ROWS];
+    for (int i = 0; i < most; i++)  // further rows repeat the last one, and their results are left out
+        tile[i] = activations_at(of->kind->rounding, inputs[least(i, rows - 1)], of->columns);
+    for (int64_t j = first; j < end; j += BLOCK_ROWS) {
+        float results[TILE_ROWS * BLOCK_ROWS];
+        of->kind->kernels[index](of->data + j * of->row_bytes, tile, of->columns, results, BLOCK_ROWS);
+        for (int i = 0; i < rows; i++) memcpy(out[i] + j, results + i * BLOCK_ROWS, sizeof(float) * BLOCK_ROWS);
+    }
+}
+
+// Multiplies all inputs with the rows `first` to `end` of weights; out [rows, height].
 static void multiply(const Weights * of, const Inputs * inputs, int64_t first, int64_t end, float * out) {
     for (int64_t r = 0; r < inputs->count; r += TILE_ROWS) {
+        const uint8_t * tile[TILE_ROWS];
+        float * to[TILE_ROWS];
         const int rows = (int)least(TILE_ROWS, inputs->count - r);
-        const int index = rows == 1 ? 0 : rows == 2 ? 1 : rows <= 4 ? 2 : 3, most = 1 << index;
-        struct activations tile[TILE_ROWS];
-        for (int i = 0; i < most; i++)  // further rows repeat the last one, and so do their results
-            tile[i] = activations_at(
-                of->kind->rounding, inputs->memory + (r + least(i, rows - 1)) * inputs->each, of->columns);
-        for (int64_t j = first; j < end; j += BLOCK_ROWS) {
-            const uint8_t * block = of->data + j * of->row_bytes;
-            float * to = out + r * of->height + j;
-            if (most == rows) {
-                of->kind->kernels[index](block, tile, of->columns, to, of->height);
-                continue;
-            }
-            float results[TILE_ROWS * BLOCK_ROWS];
-            of->kind->kernels[index](block, tile, of->columns, results, BLOCK_ROWS);
-            for (int i = 0; i < rows; i++)
-                memcpy(to + i * of->height, results + i * BLOCK_ROWS, sizeof(float) * BLOCK_ROWS);
-        }
+        for (int i = 0; i < rows; i++)
+            tile[i] = inputs->memory + (r + i) * inputs->each, to[i] = out + (r + i) * of->height;
+        multiply_tile(of, tile, rows, first, end, to);
     }
 }
 
@@ -133,49 +137,140 @@ static ggml_backend_buffer_type_t buffer_type;
 static int64_t row_count(const struct ggml_tensor * tensor) { return tensor->ne[1] * tensor->ne[2] * tensor->ne[3]; }
 
 static bool has_own_layout(const struct ggml_tensor * weights) {
-    return kind(weights->type) && weights->ne[1] % BLOCK_ROWS == 0 && weights->ne[2] * weights->ne[3] == 1;
+    return kind(weights->type) && weights->ne[1] % BLOCK_ROWS == 0 && weights->ne[3] == 1;
 }
-static bool is_own(const struct ggml_tensor * op) {
-    return op->op == GGML_OP_MUL_MAT && op->src[0]->extra == &own_traits;
+static bool is_product(const struct ggml_tensor * op) {
+    return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
 }
+static bool is_own(const struct ggml_tensor * op) { return is_product(op) && op->src[0]->extra == &own_traits; }
 static struct tensor_traits * other_traits(const struct ggml_tensor * op) {
     return replaced->functions->get_tensor_traits(replaced, op);
 }
 
+// What the threads that compute an operation share.
+typedef struct {
+    const struct compute_params * params;
+    struct ggml_tensor * op;
+    Weights weights;  // of the first expert
+    Inputs inputs;
+    const uint8_t * rest;  // memory behind the inputs
+} Operation;
+
+static Operation operation(const struct compute_params * params, struct ggml_tensor * op) {
+    const struct ggml_tensor * weights = op->src[0];
+    const Kind * of = kind(weights->type);
+    const int64_t each = activation_bytes(of->rounding, weights->ne[0]), count = row_count(op->src[1]);
+    uint8_t * memory = (uint8_t *)(((uintptr_t)params->wdata + 63) & ~(uintptr_t)63);
+    return (Operation){
+        params, op, {of, weights->data, weights->nb[1], weights->ne[0], weights->ne[1]}, {memory, each, count},
+        memory + each * count};
+}
+
+// Rounds the rows of inputs that are this thread's, or all of them.
+static void round_inputs(const Operation * of, bool all) {
+    const struct ggml_tensor * from = of->op->src[1];
+    for (int64_t r = all ? 0 : of->params->ith; r < of->inputs.count; r += all ? 1 : of->params->nth) {
+        const int64_t i1 = r % from->ne[1], i2 = r / from->ne[1] % from->ne[2], i3 = r / from->ne[1] / from->ne[2];
+        const uint8_t * at = (const uint8_t *)from->data + i1 * from->nb[1] + i2 * from->nb[2] + i3 * from->nb[3];
+        round_row(
+            of->weights.kind->rounding, (const float *)at, of->weights.columns,
+            of->inputs.memory + r * of->inputs.each);
+    }
+}
+
+static int64_t blocks_per_chunk(const Weights * of) { return CHUNK_BYTES / (of->row_bytes * BLOCK_ROWS) + 1; }
+
+static void compute_product(Operation of) {
+    const struct compute_params * params = of.params;
+    const int64_t blocks = of.weights.height / BLOCK_ROWS;
+    const bool few = of.inputs.count <= FEW_ROWS, small = few && of.weights.height * of.weights.row_bytes < SMALL_BYTES;
+    if (few) of.inputs.memory += of.inputs.each * of.inputs.count * params->ith;
+    if (!small && params->ith == 0) ggml.chunk_set(params->threadpool, params->nth);
+    round_inputs(&of, few);
+    if (small) {
+        const int64_t part = (blocks + params->nth - 1) / params->nth, first = least(params->ith * part, blocks);
+        const int64_t end = least(first + part, blocks);
+        multiply(&of.weights, &of.inputs, first * BLOCK_ROWS, end * BLOCK_ROWS, of.op->data);
+        return;
+    }
+    ggml.barrier(params->threadpool);
+    const int64_t chunk = blocks_per_chunk(&of.weights);
+    for (int64_t c = params->ith; c * chunk < blocks; c = ggml.chunk_add(params->threadpool, 1)) {
+        const int64_t end = least((c + 1) * chunk, blocks);
+        multiply(&of.weights, &of.inputs, c * chunk * BLOCK_ROWS, end * BLOCK_ROWS, of.op->data);
+    }
+}
+
+// Inputs of a mixture: `ids` [tokens, used] names the experts of each token. An expert's pairs of token and place are
+// together in a list, which each thread makes for itself.
+static int64_t list_bytes(const struct ggml_tensor * op) {
+    const int64_t experts = op->src[0]->ne[2], pairs = op->src[2]->ne[0] * op->src[2]->ne[1];
+    return (experts + 1 + pairs) * 4;
+}
+static int32_t expert_of(const struct ggml_tensor * ids, int64_t pair) {
+    const int64_t place = pair % ids->ne[0], token = pair / ids->ne[0];
+    int32_t expert;
+    memcpy(&expert, (const uint8_t *)ids->data + place * ids->nb[0] + token * ids->nb[1], 4);
+    return expert;
+}
+// Sorts the pairs by their experts; `begins` [experts + 1] gets where the pairs of each expert begin.
+static void sort_pairs(const struct ggml_tensor * ids, int64_t experts, int32_t * begins, int32_t * pairs) {
+    const int64_t count = ids->ne[0] * ids->ne[1];
+    memset(begins, 0, (experts + 1) * sizeof(int32_t));
+    for (int64_t p = 0; p < count; p++) begins[expert_of(ids, p) + 1]++;
+    for (int64_t e = 0; e < experts; e++) begins[e + 1] += begins[e];
+    for (int64_t p = count; p-- > 0;) pairs[--begins[expert_of(ids, p) + 1]] = (int32_t)p;
+    memmove(begins, begins + 1, experts * sizeof(int32_t));
+    begins[experts] = (int32_t)count;
+}
+
+static void compute_mixture(Operation of) {
+    const struct compute_params * params = of.params;
+    const struct ggml_tensor * weights = of.op->src[0], * from = of.op->src[1], * ids = of.op->src[2];
+    if (params->ith == 0) ggml.chunk_set(params->threadpool, params->nth);
+    round_inputs(&of, false);
+    int32_t * begins = (int32_t *)(of.rest + list_bytes(of.op) * params->ith), * pairs = begins + weights->ne[2] + 1;
+    sort_pairs(ids, weights->ne[2], begins, pairs);
+    ggml.barrier(params->threadpool);
+    const int64_t blocks = of.weights.height / BLOCK_ROWS, chunk = blocks_per_chunk(&of.weights);
+    const int64_t chunks = (blocks + chunk - 1) / chunk;
+    int64_t next = params->ith, done = 0;  // chunks of all experts that have pairs are numbered together
+    for (int64_t e = 0; e < weights->ne[2]; e++) {
+        if (begins[e] == begins[e + 1]) continue;
+        Weights expert = of.weights;
+        expert.data += e * weights->nb[2];
+        for (; next < done + chunks; next = ggml.chunk_add(params->threadpool, 1)) {
+            const int64_t first = (next - done) * chunk * BLOCK_ROWS;
+            const int64_t end = least(first + chunk * BLOCK_ROWS, expert.height);
+            for (int32_t p = begins[e]; p < begins[e + 1]; p += TILE_ROWS) {
+                const uint8_t * tile[TILE_ROWS];
+                float * to[TILE_ROWS];
+                const int rows = (int)least(TILE_ROWS, begins[e + 1] - p);
+                for (int i = 0; i < rows; i++) {
+                    const int64_t place = pairs[p + i] % ids->ne[0], token = pairs[p + i] / ids->ne[0];
+                    tile[i] = of.inputs.memory + (place % from->ne[1] + token * from->ne[1]) * of.inputs.each;
+                    to[i] = (float *)((uint8_t *)of.op->data + place * of.op->nb[1] + token * of.op->nb[2]);
+                }
+                multiply_tile(&expert, tile, rows, first, end, to);
+            }
+        }
+        done += chunks;
+    }
+}
+
 static bool work_size(struct tensor_traits * self, int threads, const struct ggml_tensor * op, size_t * size) {
     (void)self;
-    const int64_t rows = row_count(op->src[1]), copies = rows <= FEW_ROWS ? threads : 1;
-    *size = activation_bytes(kind(op->src[0]->type)->rounding, op->src[0]->ne[0]) * rows * copies + 64;
+    const int64_t rows = row_count(op->src[1]), each = activation_bytes(kind(op->src[0]->type)->rounding, op->src[0]->ne[0]);
+    const bool is_mixture = op->op == GGML_OP_MUL_MAT_ID;
+    *size = each * rows * (!is_mixture && rows <= FEW_ROWS ? threads : 1) + 64;
+    if (is_mixture) *size += list_bytes(op) * threads;
     return true;
 }
 
 static bool compute_forward(struct tensor_traits * self, struct compute_params * params, struct ggml_tensor * op) {
     (void)self;
-    const struct ggml_tensor * weights = op->src[0], * from = op->src[1];
-    const Kind * of = kind(weights->type);
-    const Weights all = {of, weights->data, weights->nb[1], weights->ne[0], weights->ne[1]};
-    Inputs inputs = {
-        (uint8_t *)(((uintptr_t)params->wdata + 63) & ~(uintptr_t)63), activation_bytes(of->rounding, all.columns),
-        row_count(from)};
-    const bool few = inputs.count <= FEW_ROWS, small = few && all.height * all.row_bytes < SMALL_BYTES;
-    if (few) inputs.memory += inputs.each * inputs.count * params->ith;
-    if (!small && params->ith == 0) ggml.chunk_set(params->threadpool, params->nth);
-    for (int64_t r = 0; r < inputs.count; r++)
-        if (few || r % params->nth == params->ith) {
-            const int64_t i1 = r % from->ne[1], i2 = r / from->ne[1] % from->ne[2], i3 = r / from->ne[1] / from->ne[2];
-            const uint8_t * at = (const uint8_t *)from->data + i1 * from->nb[1] + i2 * from->nb[2] + i3 * from->nb[3];
-            round_row(of->rounding, (const float *)at, all.columns, inputs.memory + r * inputs.each);
-        }
-    const int64_t blocks = all.height / BLOCK_ROWS;
-    if (small) {
-        const int64_t part = (blocks + params->nth - 1) / params->nth, first = least(params->ith * part, blocks);
-        multiply(&all, &inputs, first * BLOCK_ROWS, least(first + part, blocks) * BLOCK_ROWS, op->data);
-        return true;
-    }
-    ggml.barrier(params->threadpool);
-    const int64_t chunk = CHUNK_BYTES / (all.row_bytes * BLOCK_ROWS) + 1;
-    for (int64_t c = params->ith; c * chunk < blocks; c = ggml.chunk_add(params->threadpool, 1))
-        multiply(&all, &inputs, c * chunk * BLOCK_ROWS, least((c + 1) * chunk, blocks) * BLOCK_ROWS, op->data);
+    if (op->op == GGML_OP_MUL_MAT_ID) compute_mixture(operation(params, op));
+    else compute_product(operation(params, op));
     return true;
 }
 
@@ -200,7 +295,9 @@ static bool is_own_buffer(const struct ggml_backend_buffer * buffer) {
 static bool supports_op(struct extra_buffer_type * self, ggml_backend_dev_t device, const struct ggml_tensor * op) {
     (void)self;
     const struct ggml_tensor * weights = op->src[0], * inputs = op->src[1];
-    if (op->op == GGML_OP_MUL_MAT && weights->buffer && is_own_buffer(weights->buffer) && has_own_layout(weights))
+    const bool is_matrix = op->op == GGML_OP_MUL_MAT && weights->ne[2] == 1;
+    if ((is_matrix || op->op == GGML_OP_MUL_MAT_ID) && weights->buffer && is_own_buffer(weights->buffer)
+        && has_own_layout(weights))
         return inputs->type == GGML_TYPE_F32 && (!inputs->buffer || ggml.is_host(inputs->buffer->type));
     return replaced->functions->supports_op(replaced, device, op);
 }
@@ -224,8 +321,9 @@ static void set_tensor(
         set_replaced(buffer, tensor, data, offset, size);
         return;
     }
-    if (offset || size != tensor->nb[1] * (size_t)tensor->ne[1]) abort();  // ggml's own layouts have this limit, too
-    interleave(kind(tensor->type), data, tensor->nb[1], 0, tensor->ne[1], tensor->data);
+    const int64_t rows = tensor->ne[1] * tensor->ne[2];
+    if (offset || size != tensor->nb[1] * (size_t)rows) abort();  // ggml's own layouts have this limit, too
+    interleave(kind(tensor->type), data, tensor->nb[1], 0, rows, tensor->data);
 }
 static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t buffer = alloc_replaced(type, size);

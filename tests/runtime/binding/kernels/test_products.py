@@ -206,3 +206,24 @@ def test_logits_do_not_depend_on_the_size_of_passes_or_the_threads(quantized: Pa
             for threads in (1, 2, 3):
                 found = logits(model, passes, threads)
                 np.testing.assert_array_equal(found, together[: sum(passes)])
+
+
+@pytest.mark.usefixtures("needs_own_products")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
+def test_experts_have_nearly_the_logits_of_ggmls_products(
+    kind: str, threads: int, tmp_path: Path
+) -> None:
+    source = tiny_gguf.llama(tmp_path / "f32.gguf", layers=2, experts=8)
+    path = source.with_name("quantized.gguf")
+    write.write_model(plan.plan_quantization(write.open_gguf(source), kind), path, threads=1)
+    with (
+        open_model(path, ON_HOST) as model,
+        open_model(path, replace(ON_HOST, ggml_products=True)) as other,
+    ):
+        assert repacked_bytes(model) > sum(
+            tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors if "exps" in tensor.name
+        )
+        for passes in ((PROMPT,), (1, 3, 9)):
+            found, expected = logits(model, passes, threads), logits(other, passes, threads)
+            assert np.square(found - expected).sum() < 1e-3 * np.square(expected).sum()
