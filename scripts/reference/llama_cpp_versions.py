@@ -49,6 +49,8 @@ SOURCES = (
     "ggml/src/ggml-cpu/vec.cpp",
     "ggml/src/ggml-cpu/vec.h",
     "ggml/src/ggml-cpu/ggml-cpu.cpp",
+    "ggml/src/ggml-cpu/ggml-cpu-impl.h",
+    "ggml/src/ggml-cpu/repack.h",
     "src/llama-context.cpp",
     "src/llama-ext.h",
     "src/llama-kv-cache.cpp",
@@ -71,6 +73,10 @@ DECLARATIONS = {
         "float * llama_get_embeddings_layer_inp(struct llama_context * ctx, uint32_t lid)"
     ),
     contract.GGML_VERSION: "const char * ggml_version(void)",
+    contract.REPACK_BUFFER_TYPE: "ggml_backend_buffer_type_t ggml_backend_cpu_repack_buffer_type(void)",
+    contract.BARRIER: "void ggml_barrier(struct ggml_threadpool * tp)",
+    contract.CHUNK_SET: "void ggml_threadpool_chunk_set(struct ggml_threadpool * tp, int value)",
+    contract.CHUNK_ADD: "int ggml_threadpool_chunk_add(struct ggml_threadpool * tp, int value)",
     contract.SOFT_MAX: "ggml_float ggml_vec_soft_max_f32(const int n, float * y, const float * x, float max)",
 }
 # definitions whose output or conditions llmcli repeats in Python

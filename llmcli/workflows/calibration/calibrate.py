@@ -122,7 +122,8 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
         mixing_product(name) for name in weight_names if request.moments
     } - {""}
     first = first_prediction_layer(header)
-    placement = side.placement.for_header(header)
+    # with ggml's products, so that statistics compare with llama-imatrix's
+    placement = replace(side.placement.for_header(header), ggml_products=True)
     with open_model(header.path, placement, load_mtp=first is not None) as model:
         sink = _StatisticsSink()
         # Second moments of attn_v need the attention weights over the whole chunk, so

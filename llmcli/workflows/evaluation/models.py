@@ -4,7 +4,7 @@ do not fit into memory together.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,7 +190,9 @@ def require_same_vocabulary(
 
 @contextmanager
 def _open_side(side: EvaluationSide) -> Iterator[Model]:
-    with open_model(side.header.path, side.placement.for_header(side.header)) as model:
+    # with ggml's products, so that results compare with llama-perplexity's and earlier ones
+    placement = replace(side.placement.for_header(side.header), ggml_products=True)
+    with open_model(side.header.path, placement) as model:
         yield model
 
 
