@@ -110,12 +110,12 @@ def disable_backtrace() -> None:
 
 
 def limit_spinning() -> None:
-    """Let llama.cpp's threads sleep when they have waited for another one for about 50 microseconds.
-    GCC's OpenMP lets them spin for milliseconds, and beside a program that uses a core, two threads
-    then need a hundred times as long. Call this before the library is loaded.
+    """Let llama.cpp's threads sleep when they have waited for another one for some microseconds.
+    GCC's OpenMP lets them spin for milliseconds, which takes the cores from the threads that they
+    wait for if other programs use the processor. Call this before the library is loaded.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "200")  # scripts/benchmarks/busy_machine.py
 
 
 def disable_tiled_kernels() -> None:

@@ -92,7 +92,7 @@ def generate(path: Path, threads: int, seconds: float) -> float:
     """Generate tokens for some seconds, and return their number a second."""
     options = ContextOptions(CELLS, n_threads=threads, n_threads_batch=threads)
     with open_model(path, ON_HOST) as model, open_context(model, options) as context:
-        context.decode(BatchRows([1, 2, 3, 4], range(4), [0] * 4, [True] * 4))
+        context.decode(BatchRows([1, 2, 3, 4], range(4), [0] * 4, [False] * 3 + [True]))
         began, count = time.perf_counter(), 0
         while (passed := time.perf_counter() - began) < seconds and count < CELLS - 8:
             context.decode(BatchRows([5 + count % 100], [4 + count], [0], [True]))
