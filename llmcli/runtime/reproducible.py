@@ -121,7 +121,7 @@ def open_reproducible(
     with both.
     """
     config.disable_tiled_kernels()
-    can_repack = (
+    can_repack = placement.repack and (
         products.is_available()
         or repacks_weights()
         or not any(tensor.type in ROW_DEPENDENT_TYPES for tensor in header.tensors)

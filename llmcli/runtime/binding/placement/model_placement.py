@@ -87,7 +87,13 @@ class ModelPlacement:
     def on_host(self) -> "ModelPlacement":
         """Return the placement of a model on the processor alone, loaded in the same way."""
         return ModelPlacement(
-            0, devices=NO_DEVICES, load_mode=self.load_mode, numa=self.numa, latent=self.latent
+            0,
+            repack=self.repack,
+            ggml_products=self.ggml_products,
+            latent=self.latent,
+            devices=NO_DEVICES,
+            load_mode=self.load_mode,
+            numa=self.numa,
         )
 
     def for_header(self, header: "ModelHeader") -> "ModelPlacement":
