@@ -104,12 +104,13 @@ def _products_part() -> BuildPart:
     has a remedy.
     """
     was_built = kernels.open_products().library is not None
-    can_use = kernels.supports_products() and not kernels.has_avx512()
     return BuildPart(
         "products of interleaved rows",
         products.unusable_reason(),
         "ggml: tokens and prompts of quantized models take longer",
-        "" if was_built or not can_use else installation.install_kernels_advice(),
+        ""
+        if was_built or not kernels.supports_products()
+        else installation.install_kernels_advice(),
     )
 
 

@@ -244,6 +244,7 @@ class ModelSwitcher:
             tokens_per_answer(flags, self.parallel),
             self.ui.note,
             max_default=self._max_default_ctx,
+            config=self.config,
         )
         if self.parallel > 1:
             options = replace(options, scoring_outputs=resolve_options.scoring_outputs(header))

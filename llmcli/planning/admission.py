@@ -165,6 +165,7 @@ def _move_layers(plan: RunPlan, options: RunOptions, *, keeps_typed: bool) -> _M
         )
         size = plan.context.n_ctx
         placement = plan_placement(plan.header, options, smaller, size, plan.slots).placement
+        placement = replace(placement, ggml_types=plan.placement.ggml_types)
         moved = replace(plan, placement=placement)
         if moved == plan:
             continue

@@ -14,6 +14,7 @@ from llmcli.planning.measurements.flash_attention_probe import (
     AttentionCase,
     is_faster_without_flash,
 )
+from llmcli.planning.measurements.product_trial import choose_products
 from llmcli.planning.placement.placement_search import PlannedPlacement
 from llmcli.planning.placement.plan_placement import (
     parse_expert_layers,
@@ -57,6 +58,7 @@ def resolve_options(
     note: Callable[[str], None] = lambda text: None,
     machine: Machine | None = None,
     max_default: int = DEFAULT_MAX_CTX,
+    config: Config | None = None,
 ) -> tuple[RunOptions, ModelPlacement]:
     """Fill in the context size and the numbers of threads. Return the options, and the placement of
     the weights.
@@ -67,7 +69,8 @@ def resolve_options(
 
     `warn` receives a message about a context that is longer than the model was trained on. `note`
     receives one about each default that the free memory has lowered. `machine`: by default this
-    one. Raises UserError for option values that no model supports. Whether this model fits into
+    one. `config`: where results of measurements are saved. With it, weights whose products ggml
+    computes faster here are left to ggml. Raises UserError for option values that no model supports. Whether this model fits into
     memory is checked later, by `check_memory`.
     """
     validate_options(options)
@@ -99,7 +102,11 @@ def resolve_options(
         threads=options.threads or choose_threads(machine.processor, read_layout(header)),
         threads_batch=options.threads_batch or options.threads or machine.processor.usable_cores,
     )
-    return filled, planned.placement
+    if config is None or options.reproducible:
+        return filled, planned.placement
+    assert filled.threads, filled
+    left_to_ggml = choose_products(header, planned.placement, filled.threads, config)
+    return filled, replace(planned.placement, ggml_types=left_to_ggml)
 
 
 def _note_lowered_defaults(

@@ -17,11 +17,17 @@ PACKAGE = "llmcli_kernels"
 REPORT_NAME = "built.json"  # which libraries could not be built, and why
 # The libraries for some CPUs of their architecture, best first, each with the least result of
 # llmcli_cpu_level (cpu_level.c).
-AVX512_LEVEL = 4
-LEVELS = (("kernels-x86-64-v4", AVX512_LEVEL), ("kernels-x86-64-v3", 3))
+LEVELS = (("kernels-x86-64-v4", 4), ("kernels-x86-64-v3", 3))
 X86_BASE, GENERIC_BASE = "kernels-x86-64", "kernels-generic"
 GEMM = ("gemm-avx512bf16", 5)
-PRODUCTS = ("products-x86-64-v3", 3)
+# The libraries of products by architecture, each with the least result of llmcli_cpu_products, best
+# first.
+X86_PRODUCTS = (
+    ("products-avx512vnni", 3),
+    ("products-avxvnni", 2),
+    ("products-x86-64-v3", 1),
+)
+ARM_PRODUCTS = (("products-neon-dotprod", 1),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +62,42 @@ def open_kernels() -> Kernels:
 @cache
 def open_gemm() -> Kernels:
     """Open the library of matrix products in bfloat16, which needs AVX512_BF16 and OpenMP."""
-    return _open_for_level(*GEMM, "AVX512_BF16")
+    name, minimum = GEMM
+    level, base = _cpu_level()
+    if base is not None and level < minimum:
+        return Kernels(None, name, "this processor has no AVX512_BF16")
+    return _open_first([name], base)
 
 
 @cache
 def open_products() -> Kernels:
-    """Open the library of matrix products inside of ggml's CPU backend, which needs AVX2."""
-    return _open_for_level(*PRODUCTS, "AVX2")
-
-
-def _open_for_level(name: str, minimum: int, feature: str) -> Kernels:
-    """Open a library without alternatives. `minimum`: the least level of CPU that can use it, the
-    one that has `feature`.
+    """Open the library of matrix products inside of ggml's CPU backend that is best for this CPU. It
+    needs AVX2, or NEON with dot products.
     """
-    level, base = _cpu_level()
+    _, base = _cpu_level()
+    suitable = _suitable_products(base)
+    if base is not None and not suitable:
+        name, needed = (
+            (X86_PRODUCTS[-1][0], "AVX2")
+            if base_name() == X86_BASE
+            else (ARM_PRODUCTS[-1][0], "NEON with dot products")
+        )
+        return Kernels(None, name, f"this processor has no {needed}")
+    return _open_first(suitable, base)
+
+
+def _open_first(names: list[str], base: ctypes.CDLL | None) -> Kernels:
+    """Open the first of some libraries that is there. `base`: the library for any CPU."""
     if base is None:
-        return Kernels(None, name, _missing_reason(base_name()))
-    if level < minimum:
-        return Kernels(None, name, f"this processor has no {feature}")
-    path = _library_file(name)
-    if path is None:
-        return Kernels(None, name, _missing_reason(name))
-    opened = _open(path)
-    if isinstance(opened, ctypes.CDLL):
-        return Kernels(opened, name)
-    return Kernels(None, name, f"{name} does not load: {opened}")
+        return Kernels(None, base_name(), _missing_reason(base_name()))
+    problem = ""
+    for name in names:
+        if path := _library_file(name):
+            opened = _open(path)
+            if isinstance(opened, ctypes.CDLL):
+                return Kernels(opened, name)
+        problem = problem or _missing_reason(name)
+    return Kernels(None, names[0], problem)
 
 
 def supports_gemm() -> bool:
@@ -89,13 +106,15 @@ def supports_gemm() -> bool:
 
 
 def supports_products() -> bool:
-    """Return whether this CPU could use the library of products inside of ggml's CPU backend."""
-    return _cpu_level()[0] >= PRODUCTS[1]
+    """Return whether this CPU could use a library of products inside of ggml's CPU backend."""
+    return bool(_suitable_products(_cpu_level()[1]))
 
 
-def has_avx512() -> bool:
-    """Return whether this CPU has AVX-512."""
-    return _cpu_level()[0] >= AVX512_LEVEL
+def _suitable_products(base: ctypes.CDLL | None) -> list[str]:
+    """Return the names of the libraries of products that this CPU can use, best first."""
+    level = int(base.llmcli_cpu_products()) if base is not None else 0
+    known = X86_PRODUCTS if base_name() == X86_BASE else ARM_PRODUCTS
+    return [name for name, minimum in known if minimum <= level]
 
 
 def base_name() -> str:

@@ -4,6 +4,10 @@ and that they give the same results there.
 
 usage: .venv/bin/python scripts/build/check_c_portability.py [--syntax] [--ggml FOLDER]
 
+The kernels of products (product_results.c) must give the same bits for every set of instructions;
+emulated_vnni.h stands in for instructions that this CPU may lack. Attention (attention_results.c)
+may differ by ATTENTION_TOLERANCE.
+
 Compilers are gcc and clang in all installed versions, the cross compilers for aarch64 (Debian:
 gcc-aarch64-linux-gnu and libc6-dev-arm64-cross), and ziglang (a Python package), which knows macOS.
 --syntax only parses, which takes seconds. Without it, every build of kernel_results.c runs, those
@@ -39,9 +43,12 @@ from scripts.build import kernels
 
 ROOT = kernels.ROOT
 RESULTS = ROOT / "scripts" / "build" / "kernel_results.c"
+PRODUCT_RESULTS, ATTENTION_RESULTS = "product_results.c", "attention_results.c"
+ATTENTION_WORDS = 3  # in a line of attention_results.c
 BACKEND_HEADER = ROOT / "llmcli" / "runtime" / "binding" / "kernels" / "ggml_backend.h"
 SEARCH_TOLERANCE = 0.02  # of the values' weighted squares; other codes can be equally good
 SUM_TOLERANCE = 1e-6  # relative
+ATTENTION_TOLERANCE = 1e-5  # relative
 # name of a flag set -> options. The first one is the reference; the second one is the code without
 # any instruction set.
 X86_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -57,7 +64,16 @@ ZIG_OPTIONS: dict[str, tuple[str, ...]] = {
     "x86-64-v3": ("-mcpu=x86_64_v3",),
     "x86-64-v4": ("-mcpu=x86_64_v4",),
 }
-PRODUCT_OPTIONS = ("-march=x86-64-v3",)
+# The kernels of products: a label, the options, and the architecture. The first one is the reference.
+EMULATED = f"-include{ROOT}/scripts/build/emulated_vnni.h"
+PRODUCT_BUILDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("AVX2", ("-march=x86-64-v3",), "x86_64"),
+    ("AVX-VNNI, emulated", ("-march=x86-64-v3", EMULATED), "x86_64"),
+    ("AVX-512, emulated", ("-march=x86-64-v3", "-DEMULATE_AVX512", EMULATED), "x86_64"),
+    ("AVX-VNNI", ("-march=x86-64-v3", "-mavxvnni"), "x86_64"),
+    ("AVX-512", ("-march=x86-64-v4", "-mavx512vnni"), "x86_64"),
+    ("NEON", ("-march=armv8.2-a+dotprod",), "aarch64"),
+)
 GEMM_OPTIONS = ("-march=x86-64-v4", "-mavx512bf16", "-fopenmp")
 NATIVE = platform.machine().lower()
 
@@ -153,9 +169,11 @@ def check_syntax(compilers: list[Compiler]) -> bool:
                     skipped = "; gemm.c not checked: this compiler lacks OpenMP"
                 elif problem:
                     problems.append(f"{source}: {problem}")
-            for source in kernels.PRODUCT_SOURCES:
-                if problem := kernels.run_compiler([*parse, *PRODUCT_OPTIONS, str(ROOT / source)]):
-                    problems.append(f"{source}: {problem}")
+        for name, options, machine in PRODUCT_BUILDS:
+            if machine == compiler.machine:
+                for source in kernels.PRODUCT_SOURCES:
+                    if problem := kernels.run_compiler([*parse, *options, str(ROOT / source)]):
+                        problems.append(f"{source}, {name}: {problem}")
         count = len(compiler.flag_sets)
         verdict = "FAILED" if problems else "ok"
         print(f"{compiler.name}: {count} sets of flags, {len(sources)} files: {verdict}{skipped}")
@@ -189,7 +207,65 @@ def check_results(compilers: list[Compiler]) -> bool:
                         reference = lines
                     if reference:
                         ok &= compare(label, lines, reference)
+        ok &= check_products(compilers, folder)
     return ok
+
+
+def check_products(compilers: list[Compiler], folder: Path) -> bool:
+    """Build and run product_results.c and attention_results.c with every compiler and set of
+    instructions, and print a line for each. Return whether the results are as they should be.
+    """
+    ok = True
+    references: dict[str, list[str]] = {}
+    for compiler in sorted(compilers, key=lambda one: not one.name.startswith("gcc")):
+        for name, options, machine in PRODUCT_BUILDS:
+            if machine != compiler.machine or not compiler.can_link:
+                continue
+            for results in (PRODUCT_RESULTS, ATTENTION_RESULTS):
+                label = f"{compiler.name}, {results} with {name}"
+                program = folder / re.sub(r"\W+", "-", label)
+                if problem := build_results(results, compiler, options, program):
+                    print(f"{label}: FAILED: {problem}")
+                    ok = False
+                    continue
+                lines = run_program(compiler, program, label)
+                if lines is None:
+                    continue
+                is_right = has_results(lines, references.setdefault(results, lines))
+                print(f"{label}: {len(lines)} cases, {'ok' if is_right else 'FAILED'}")
+                ok &= is_right
+    return ok
+
+
+def build_results(results: str, compiler: Compiler, options: tuple[str, ...], out: Path) -> str:
+    """Compile product_results.c or attention_results.c to a program. Return the first error, or
+    "".
+    """
+    sources = [ROOT / source for source in kernels.PRODUCT_SOURCES]
+    flags = [*kernels.COMMON_OPTIONS, "-O2", *options]
+    paths = [str(path) for path in (*sources, RESULTS.with_name(results))]
+    return kernels.run_compiler([*compiler.command, *flags, *paths, "-lm", "-o", str(out)])
+
+
+def has_results(lines: list[str], reference: list[str]) -> bool:
+    """Return whether the lines of product_results.c equal those of the reference, or the sums of
+    attention_results.c are near them.
+    """
+    if lines == reference:
+        return True
+    sums, wanted = (
+        {name: float(value) for name, value in (line.rsplit(" ", 1) for line in each)}
+        for each in (lines, reference)
+    )
+    is_attention = len(reference[0].split()) == ATTENTION_WORDS
+    return (
+        is_attention
+        and sums.keys() == wanted.keys()
+        and all(
+            abs(sums[name] - value) <= ATTENTION_TOLERANCE * max(1.0, abs(value))
+            for name, value in wanted.items()
+        )
+    )
 
 
 def build_program(
@@ -286,7 +362,7 @@ def compare_headers(tree: Path) -> bool:
     text = re.sub(r"//.*", "", BACKEND_HEADER.read_text())
     prints = []
     for name, body in re.findall(r"^struct (\w+) \{(.*?)^\};", text, re.MULTILINE | re.DOTALL):
-        if name == "ggml_functions":  # ours
+        if not name.startswith("ggml_") or name == "ggml_functions":  # C++ classes, and ours
             continue
         if name != "ggml_cgraph":  # we have only its beginning
             prints.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')

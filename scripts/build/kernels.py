@@ -33,7 +33,8 @@ GEMM_SOURCES: dict[str, tuple[str, ...]] = {
     "llmcli/runtime/binding/kernels/gemm.c": ("-O3", "-ffp-contract=fast")
 }
 PRODUCT_SOURCES: dict[str, tuple[str, ...]] = {
-    "llmcli/runtime/binding/kernels/products.c": ("-O3",)
+    "llmcli/runtime/binding/kernels/products.c": ("-O3",),
+    "llmcli/runtime/binding/kernels/attention.c": ("-O3", "-ffp-contract=fast"),
 }
 # -Wno-psabi: functions pass vectors only within a file
 COMMON_OPTIONS = ("-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi")
@@ -52,6 +53,10 @@ class Library:
 
 
 GENERIC = (Library("kernels-generic", (), KERNEL_SOURCES),)
+ARM64 = (
+    *GENERIC,
+    Library("products-neon-dotprod", ("-march=armv8.2-a+dotprod",), PRODUCT_SOURCES),
+)
 X86_64 = (
     Library("kernels-x86-64", (), KERNEL_SOURCES),
     Library("kernels-x86-64-v3", ("-march=x86-64-v3",), KERNEL_SOURCES),
@@ -59,12 +64,16 @@ X86_64 = (
     # ggml's threads are those of OpenMP, and so must be those of the products.
     Library("gemm-avx512bf16", ("-march=x86-64-v4", "-mavx512bf16", "-fopenmp"), GEMM_SOURCES),
     Library("products-x86-64-v3", ("-march=x86-64-v3",), PRODUCT_SOURCES),
+    Library("products-avxvnni", ("-march=x86-64-v3", "-mavxvnni"), PRODUCT_SOURCES),
+    Library("products-avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), PRODUCT_SOURCES),
 )
 
 
 def libraries(machine: str = platform.machine()) -> tuple[Library, ...]:
     """Return the libraries for an architecture, named as by platform.machine()."""
-    return X86_64 if machine.lower() in ("x86_64", "amd64") else GENERIC
+    if machine.lower() in ("x86_64", "amd64"):
+        return X86_64
+    return ARM64 if machine.lower() in ("aarch64", "arm64") else GENERIC
 
 
 def suffix() -> str:

@@ -123,7 +123,9 @@ def run_benchmark(request: SpecRequest, config: Config, ui: UI) -> SpecResult:
     options = replace(
         request.options, ctx_size=request.options.ctx_size or min(default_ctx, trained)
     )
-    options, placement = resolve_options.resolve_options(header, options, ui.warn, note=ui.note)
+    options, placement = resolve_options.resolve_options(
+        header, options, ui.warn, note=ui.note, config=config
+    )
     options = resolve_options.resolve_flash_attention(header, options, placement, config)
     drafting, obstacles = _choose_settings(names, draft, header, options, placement)
     if request.methods and obstacles:

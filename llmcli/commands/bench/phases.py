@@ -147,7 +147,7 @@ def _open_model(
     model = prepare_model(ref, None, config, ui)
     rehearse_file(model.path, config, ui)
     decided, placement = resolve_options.resolve_options(
-        read_header.read_header(model.path), options, ui.warn, note=ui.note
+        read_header.read_header(model.path), options, ui.warn, note=ui.note, config=config
     )
     with runner.open_runner(
         model.path, decided, placement=placement, native_sampling=config.native_sampling

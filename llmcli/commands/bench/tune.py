@@ -132,7 +132,9 @@ def _tune(
     header = read_header.read_header(model.path)
     load_checks.check_loadable(header)
     rehearse_model(header, config, ui)
-    options, placement = resolve_options.resolve_options(header, requested, ui.warn, note=ui.note)
+    options, placement = resolve_options.resolve_options(
+        header, requested, ui.warn, note=ui.note, config=config
+    )
     options = resolve_options.resolve_flash_attention(
         header, options, placement, config, resolve_options.spare_sequences(header, options)
     )

@@ -336,7 +336,7 @@ def _resolve(
     resolve_options.validate_options(options)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
     resolved, placement = resolve_options.resolve_options(
-        header, options, ui.warn, slots, note=ui.note
+        header, options, ui.warn, slots, note=ui.note, config=config
     )
     if unified or slots == 1:
         resolved = resolve_options.resolve_flash_attention(

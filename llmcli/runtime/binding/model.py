@@ -289,7 +289,7 @@ def open_model(
     progress = library.llama_progress_callback(lambda share, data: not interrupted.is_set())
     set_fields(params, progress_callback=progress)
     with registry_lock, on_interrupt(interrupted.set):
-        products.choose_layout(own=not placement.ggml_products)
+        products.choose_layout(placement.own_product_types(products.TYPES))
         pointer = library.llama_model_load_from_file(str(path).encode(), params)
     del arrays
     if interrupted.is_set():

@@ -108,11 +108,14 @@ def test_a_damaged_library_is_a_reason_and_no_crash(
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64"])
-def test_other_architectures_have_a_single_library(
+def test_other_architectures_have_one_library_for_any_cpu(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
 ) -> None:
     """The libraries of x86-64 are no better ones that were not built."""
-    (library,) = build_kernels.libraries(machine)
+    library, *others = build_kernels.libraries(machine)
+    assert [other.name for other in others] == (
+        [] if machine == "riscv64" else [name for name, _ in kernels.ARM_PRODUCTS]
+    )
     path = kernels._library_file(kernels.base_name())
     assert path is not None
     shutil.copy(path, tmp_path / (library.name + path.suffix))
@@ -121,6 +124,52 @@ def test_other_architectures_have_a_single_library(
     monkeypatch.setattr(kernels, "_cpu_level", lambda: (0, ctypes.CDLL(str(path))))
     opened = kernels.open_kernels()
     assert (opened.name, opened.problem) == (library.name, "")
+
+
+class Cpu:
+    """A base library that reports the instructions of a CPU."""
+
+    def __init__(self, products: int) -> None:
+        self._products = products
+
+    def llmcli_cpu_products(self) -> int:
+        return self._products
+
+
+@pytest.mark.parametrize(
+    ("machine", "level", "missing", "expected"),
+    [
+        ("x86_64", 3, [], "products-avx512vnni"),
+        ("x86_64", 3, ["products-avx512vnni"], "products-avxvnni"),
+        ("x86_64", 2, [], "products-avxvnni"),
+        ("AMD64", 1, [], "products-x86-64-v3"),
+        ("arm64", 1, [], "products-neon-dotprod"),
+        ("x86_64", 0, [], "this processor has no AVX2"),
+        ("aarch64", 0, [], "this processor has no NEON with dot products"),
+        ("x86_64", 1, ["products-x86-64-v3"], "this wheel was built without it"),
+    ],
+)
+def test_the_best_library_of_products_for_this_cpu_is_used(
+    installed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    level: int,
+    missing: list[str],
+    expected: str,
+) -> None:
+    base = next(installed.glob(f"{kernels.base_name()}.*"))
+    for name, _ in (*kernels.X86_PRODUCTS, *kernels.ARM_PRODUCTS):
+        if name not in missing:
+            shutil.copy(base, tmp_path / (name + base.suffix))
+    put(tmp_path, monkeypatch)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(kernels, "_cpu_level", lambda: (0, Cpu(level)))
+    opened = kernels.open_products()
+    if opened.library is None:
+        assert expected in opened.problem
+    else:
+        assert opened.name == expected
 
 
 MISSING = {"f16c": "1 << 29", "movbe": "1 << 22", "lzcnt": "1 << 5"}  # bits of CPUID
@@ -174,7 +223,8 @@ def test_the_names_of_levels_are_those_of_the_build() -> None:
     }
     names = {name for name, _ in kernels.LEVELS}
     assert built == names | {kernels.X86_BASE, kernels.GENERIC_BASE}
-    assert {kernels.GEMM[0], kernels.PRODUCTS[0]} <= {one.name for one in build_kernels.X86_64}
+    products = {name for name, _ in kernels.X86_PRODUCTS}
+    assert {kernels.GEMM[0], *products} <= {one.name for one in build_kernels.X86_64}
     assert build_kernels.REPORT_NAME == kernels.REPORT_NAME
 
 

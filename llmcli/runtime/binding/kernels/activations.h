@@ -12,12 +12,12 @@ struct activations {
     const float * scales;    // of each group
     const float * sums;      // ROUND_32: scale * sum of the values of each group
     const int16_t * sums16;  // ROUND_256: sums of each 16 values
-    const int16_t * sums32;  // ROUND_256: sums of each 32 values
+    const int16_t * sums32;  // sums of each 32 values
 };
 
 // Returns a multiple of 64.
 static inline int64_t activation_bytes(enum rounding rounding, int64_t columns) {
-    const int64_t bytes = columns + (rounding == ROUND_32 ? columns / 32 * 8 : columns / 256 * 4 + columns / 32 * 6);
+    const int64_t bytes = columns + (rounding == ROUND_32 ? columns / 32 * 10 : columns / 256 * 4 + columns / 32 * 6);
     return (bytes + 63) / 64 * 64;
 }
 
@@ -25,6 +25,7 @@ static inline struct activations activations_at(enum rounding rounding, const ui
     struct activations row = {.values = (const int8_t *)memory, .scales = (const float *)(memory + columns)};
     if (rounding == ROUND_32) {
         row.sums = row.scales + columns / 32;
+        row.sums32 = (const int16_t *)(row.sums + columns / 32);
     } else {
         row.sums16 = (const int16_t *)(row.scales + columns / 256);
         row.sums32 = row.sums16 + columns / 16;

@@ -1,13 +1,13 @@
 """Small computations of ggml on the CPU, outside of any llama.cpp context: products with weights of
-any type that stay in their file.
+any type, in their file or in the layout of a loaded model.
 
-ggml's own functions are called with tensors whose data Python owns, so nothing is copied and a
-product has the bits that llama.cpp computes for it.
+ggml's own functions are called, so a product has the bits that llama.cpp computes for it. Python
+owns the data of tensors, except for weights that are laid out anew.
 """
 
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contract import HEADER_NUMBERS
 from llmcli.runtime.binding.ggml_tensor import F32, InitParams, Tensor
-from llmcli.runtime.binding.library import ggml
+from llmcli.runtime.binding.kernels import products
+from llmcli.runtime.binding.library import ggml, registry_lock
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -36,6 +37,7 @@ class CpuGraph:
         self._graph = _functions().ggml_new_graph(context)
         # ggml knows only the addresses of the data
         self._data: dict[int, NDArray[Any]] = {}
+        self._buffers: list[int] = []
 
     def weight(self, kind: int, columns: int, blocks: Bytes) -> int:
         """Return a tensor of stored weights. `kind`: their ggml type. `blocks`: the bytes of each
@@ -43,6 +45,36 @@ class CpuGraph:
         """
         assert blocks.flags.c_contiguous and blocks.ctypes.data % 32 == 0
         return self._make(kind, len(blocks), columns, blocks)
+
+    def laid_out_weight(
+        self, kind: int, columns: int, blocks: Bytes, own_types: Collection[str]
+    ) -> int:
+        """Return a tensor of weights in the layout that they have in a loaded model: llmcli's for
+        `own_types`, else ggml's if it has one for this type, else that of the file. They are copied.
+        """
+        functions, buffer_type = _functions(), products.repack_buffer_type()
+        assert buffer_type is not None
+        tensor: int = functions.ggml_new_tensor_2d(self._context, kind, columns, len(blocks))
+        with registry_lock:
+            products.choose_layout(own_types)
+            buffer = functions.ggml_backend_buft_alloc_buffer(buffer_type, blocks.nbytes)
+        if not buffer:
+            raise UserError("there is no memory for weights", hint="close other programs")
+        self._buffers.append(buffer)
+        address = functions.ggml_backend_buffer_get_base(buffer)
+        functions.ggml_backend_tensor_alloc(buffer, tensor, address)
+        made = Tensor.from_address(tensor)
+        if made.extra:
+            functions.ggml_backend_tensor_set(tensor, blocks.ctypes.data, 0, blocks.nbytes)
+        else:
+            made.buffer = None
+            ctypes.memmove(address, blocks.ctypes.data, blocks.nbytes)
+        return tensor
+
+    def free_weights(self) -> None:
+        """Free the copies of weights."""
+        while self._buffers:
+            _functions().ggml_backend_buffer_free(self._buffers.pop())
 
     def values(self, values: Floats) -> int:
         """Return a tensor of floats, `[rows, columns]`. Later changes of the array are computed
@@ -115,9 +147,11 @@ def open_graph(threads: int) -> Iterator[CpuGraph]:
     )
     ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(set_threads)(backend, threads)
     context = functions.ggml_init(InitParams(CONTEXT_BYTES, None, True))
+    graph = CpuGraph(context, backend)
     try:
-        yield CpuGraph(context, backend)
+        yield graph
     finally:
+        graph.free_weights()
         functions.ggml_free(context)
         functions.ggml_backend_free(backend)
 
@@ -131,12 +165,21 @@ def _functions() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     for name, result, arguments in (
         ("ggml_add", pointer, [pointer, pointer, pointer]),
+        ("ggml_backend_buffer_free", None, [pointer]),
+        ("ggml_backend_buffer_get_base", pointer, [pointer]),
+        ("ggml_backend_buft_alloc_buffer", pointer, [pointer, ctypes.c_size_t]),
         ("ggml_backend_dev_backend_reg", pointer, [pointer]),
         ("ggml_backend_dev_by_type", pointer, [number]),
         ("ggml_backend_dev_init", pointer, [pointer, ctypes.c_char_p]),
         ("ggml_backend_free", None, [pointer]),
         ("ggml_backend_graph_compute", number, [pointer, pointer]),
         ("ggml_backend_reg_get_proc_address", pointer, [pointer, ctypes.c_char_p]),
+        ("ggml_backend_tensor_alloc", number, [pointer, pointer, pointer]),
+        (
+            "ggml_backend_tensor_set",
+            None,
+            [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t],
+        ),
         ("ggml_build_forward_expand", None, [pointer, pointer]),
         ("ggml_concat", pointer, [pointer, pointer, pointer, number]),
         ("ggml_free", None, [pointer]),

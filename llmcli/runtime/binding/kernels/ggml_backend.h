@@ -13,6 +13,7 @@
 
 enum ggml_type {
     GGML_TYPE_F32 = 0,
+    GGML_TYPE_F16 = 1,
     GGML_TYPE_Q4_0 = 2,
     GGML_TYPE_Q4_1 = 3,
     GGML_TYPE_Q5_0 = 6,
@@ -35,6 +36,7 @@ enum ggml_op {
     GGML_OP_VIEW = 37,
     GGML_OP_PERMUTE = 38,
     GGML_OP_TRANSPOSE = 39,
+    GGML_OP_FLASH_ATTN_EXT = 74,
 };
 enum { GGML_TENSOR_FLAG_COMPUTE = 16 };
 enum { GGML_HINT_SRC0_IS_HADAMARD = 1 };

@@ -1,4 +1,4 @@
-// Matrix products with quantized weights, computed inside of ggml's CPU backend.
+// Matrix products with quantized weights, and attention (attention.c), computed inside of ggml's CPU backend.
 //
 // ggml keeps weights in a buffer of the type CPU_REPACK in a layout of its own and asks the object of this type whether
 // it computes an operation (ggml-cpu/traits.h, repack.cpp). llmcli puts its own functions in the place of that type's:
@@ -10,15 +10,16 @@
 // and Clang use: a pointer to a table of functions, whose first two are destructors.
 #define EXPORT __attribute__((visibility("default")))
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#if (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)) || defined(__ARM_FEATURE_DOTPROD)
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention.h"
 #include "ggml_backend.h"
 #include "interleave.h"
-#include "x8_avx2.h"
+#include "x8.h"
 
 #define TILE_ROWS 8            // rows of inputs that a kernel multiplies at a time
 #define FEW_ROWS 2             // so many are rounded by each thread: that costs less than to wait for another
@@ -26,7 +27,7 @@
 #define SMALL_BYTES (1 << 20)  // of weights; the rows of a smaller product are shared out beforehand
 
 typedef void (*Kernel)(
-    const uint8_t * weights, const struct activations * inputs, int64_t columns, float * out, int64_t stride);
+    const uint8_t * weights, int64_t gap, const struct activations * inputs, int64_t columns, float * out);
 typedef struct {
     enum rounding rounding;
     int columns, bytes;  // of a block
@@ -36,9 +37,9 @@ typedef struct {
 
 #define WITH(NAME, N)                                                                                         \
     static void x8_##NAME##_##N(                                                                              \
-        const uint8_t * at, const struct activations * in, int64_t columns, float * out, int64_t stride       \
+        const uint8_t * at, int64_t gap, const struct activations * in, int64_t columns, float * out          \
     ) {                                                                                                       \
-        x8_##NAME(at, in, columns, N, out, stride);                                                           \
+        x8_##NAME(at, gap, in, columns, N, out);                                                              \
     }
 #define ALL(NAME) WITH(NAME, 1) WITH(NAME, 2) WITH(NAME, 4) WITH(NAME, 8)
 ALL(q4_0) ALL(q4_1) ALL(q5_0) ALL(q5_1) ALL(q8_0) ALL(iq4_nl) ALL(mxfp4)
@@ -107,10 +108,12 @@ static void multiply_tile(
     struct activations tile[TILE_ROWS];
     for (int i = 0; i < most; i++)  // further rows repeat the last one, and their results are left out
         tile[i] = activations_at(of->kind->rounding, inputs[least(i, rows - 1)], of->columns);
-    for (int64_t j = first; j < end; j += BLOCK_ROWS) {
-        float results[TILE_ROWS * BLOCK_ROWS];
-        of->kind->kernels[index](of->data + j * of->row_bytes, tile, of->columns, results, BLOCK_ROWS);
-        for (int i = 0; i < rows; i++) memcpy(out[i] + j, results + i * BLOCK_ROWS, sizeof(float) * BLOCK_ROWS);
+    for (int64_t j = first; j < end; j += KERNEL_ROWS) {
+        const int64_t count = least(KERNEL_ROWS, end - j);  // where it is less, eight rows are computed twice
+        const int64_t gap = count > BLOCK_ROWS ? BLOCK_ROWS * of->row_bytes : 0;
+        float results[TILE_ROWS * KERNEL_ROWS];
+        of->kind->kernels[index](of->data + j * of->row_bytes, gap, tile, of->columns, results);
+        for (int i = 0; i < rows; i++) memcpy(out[i] + j, results + i * KERNEL_ROWS, sizeof(float) * count);
     }
 }
 
@@ -133,11 +136,13 @@ static struct tensor_traits own_traits;
 static struct extra_buffer_type * replaced;
 static ggml_backend_buffer_t (*alloc_replaced)(ggml_backend_buffer_type_t type, size_t size);
 static ggml_backend_buffer_type_t buffer_type;
+static uint64_t own_types;  // a bit for each type of weights that gets the layout of this file from now on
 
 static int64_t row_count(const struct ggml_tensor * tensor) { return tensor->ne[1] * tensor->ne[2] * tensor->ne[3]; }
 
-static bool has_own_layout(const struct ggml_tensor * weights) {
-    return kind(weights->type) && weights->ne[1] % BLOCK_ROWS == 0 && weights->ne[3] == 1;
+static bool gets_own_layout(const struct ggml_tensor * weights) {
+    return (own_types >> weights->type & 1) && kind(weights->type) && weights->ne[1] % BLOCK_ROWS == 0
+        && weights->ne[3] == 1;
 }
 static bool is_product(const struct ggml_tensor * op) {
     return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
@@ -178,7 +183,10 @@ static void round_inputs(const Operation * of, bool all) {
     }
 }
 
-static int64_t blocks_per_chunk(const Weights * of) { return CHUNK_BYTES / (of->row_bytes * BLOCK_ROWS) + 1; }
+// Blocks of rows that a thread takes at a time: a multiple of those that a kernel computes together.
+static int64_t blocks_per_chunk(const Weights * of) {
+    return (CHUNK_BYTES / (of->row_bytes * KERNEL_ROWS) + 1) * (KERNEL_ROWS / BLOCK_ROWS);
+}
 
 static void compute_product(Operation of) {
     const struct compute_params * params = of.params;
@@ -279,6 +287,21 @@ static const struct tensor_traits_functions own_traits_functions = {
     {no_destructor, no_destructor}, work_size, compute_forward};
 static struct tensor_traits own_traits = {&own_traits_functions};
 
+static bool attention_is_on = true;
+static bool attention_size(struct tensor_traits * self, int threads, const struct ggml_tensor * op, size_t * size) {
+    (void)self;
+    *size = attention_work_size(threads, op);
+    return true;
+}
+static bool attention_forward(struct tensor_traits * self, struct compute_params * params, struct ggml_tensor * op) {
+    (void)self;
+    compute_attention(&ggml, params, op);
+    return true;
+}
+static const struct tensor_traits_functions attention_traits_functions = {
+    {no_destructor, no_destructor}, attention_size, attention_forward};
+static struct tensor_traits attention_traits = {&attention_traits_functions};
+
 static enum ggml_status (*init_replaced)(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor);
 static void (*set_replaced)(
     ggml_backend_buffer_t buffer, struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
@@ -286,23 +309,24 @@ static void (*set_replaced)(
 static enum ggml_status init_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor);
 static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size);
 
-// Returns whether a buffer gives weights the layout of this file. llama.cpp also asks about buffers without bytes and
-// functions, before it allocates one.
-static bool is_own_buffer(const struct ggml_backend_buffer * buffer) {
-    return buffer->type == buffer_type
-        && (buffer->init_tensor ? buffer->init_tensor == init_tensor : buffer_type->alloc_buffer == alloc_buffer);
+// Returns whether weights have the layout of this file, or will have it. llama.cpp also asks with buffers without bytes
+// and functions, before it allocates one.
+static bool has_own_layout(const struct ggml_tensor * weights) {
+    const struct ggml_backend_buffer * buffer = weights->buffer;
+    if (!buffer || buffer->type != buffer_type) return false;
+    return buffer->init_tensor ? weights->extra == &own_traits : gets_own_layout(weights);
 }
 static bool supports_op(struct extra_buffer_type * self, ggml_backend_dev_t device, const struct ggml_tensor * op) {
     (void)self;
     const struct ggml_tensor * weights = op->src[0], * inputs = op->src[1];
     const bool is_matrix = op->op == GGML_OP_MUL_MAT && weights->ne[2] == 1;
-    if ((is_matrix || op->op == GGML_OP_MUL_MAT_ID) && weights->buffer && is_own_buffer(weights->buffer)
-        && has_own_layout(weights))
+    if ((is_matrix || op->op == GGML_OP_MUL_MAT_ID) && has_own_layout(weights))
         return inputs->type == GGML_TYPE_F32 && (!inputs->buffer || ggml.is_host(inputs->buffer->type));
     return replaced->functions->supports_op(replaced, device, op);
 }
 static struct tensor_traits * get_tensor_traits(struct extra_buffer_type * self, const struct ggml_tensor * op) {
     (void)self;
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) return attention_is_on && is_own_attention(op) ? &attention_traits : NULL;
     return is_own(op) ? &own_traits : other_traits(op);
 }
 static const struct extra_buffer_type_functions own_functions = {
@@ -310,7 +334,7 @@ static const struct extra_buffer_type_functions own_functions = {
 static struct extra_buffer_type own = {&own_functions};
 
 static enum ggml_status init_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor) {
-    if (!has_own_layout(tensor)) return init_replaced(buffer, tensor);
+    if (!gets_own_layout(tensor)) return init_replaced(buffer, tensor);
     tensor->extra = &own_traits;
     return GGML_STATUS_SUCCESS;
 }
@@ -336,7 +360,9 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_
 // ---- what products.py calls
 
 EXPORT const char * llmcli_products_ggml_version(void);
-EXPORT void llmcli_products_install(ggml_backend_buffer_type_t type, const struct cpu_functions * functions, int on);
+EXPORT void llmcli_products_install(
+    ggml_backend_buffer_type_t type, const struct cpu_functions * functions, uint64_t types);
+EXPORT void llmcli_products_use_attention(int on);
 EXPORT int llmcli_products_multiply(
     int type, const void * weights, int64_t height, int64_t row_bytes, int64_t columns, const float * inputs,
     int64_t rows, float * out);
@@ -345,14 +371,21 @@ EXPORT int llmcli_products_interleave(int type, const void * weights, int64_t he
 // Returns the version of ggml whose structures this file uses.
 const char * llmcli_products_ggml_version(void) { return GGML_VERSION; }
 
-// Lets the weights of models that are loaded from now on have the layout of this file if `on`, else ggml's.
-void llmcli_products_install(ggml_backend_buffer_type_t type, const struct cpu_functions * functions, int on) {
+// Lets the weights of models that are loaded from now on have the layout of this file if their type is one of `types`, a
+// bit for each, else ggml's.
+void llmcli_products_install(
+    ggml_backend_buffer_type_t type, const struct cpu_functions * functions, uint64_t types
+) {
     if (!replaced) {
         ggml = *functions, buffer_type = type, replaced = type->context, alloc_replaced = type->alloc_buffer;
     }
+    own_types = types;
     type->context = &own;
-    type->alloc_buffer = on ? alloc_buffer : alloc_replaced;
+    type->alloc_buffer = types ? alloc_buffer : alloc_replaced;
 }
+
+// Lets attention.c compute attention from now on if `on`, else ggml.
+void llmcli_products_use_attention(int on) { attention_is_on = on != 0; }
 
 // Writes weights [height, row_bytes] in the layout of this file; returns 1, or 0 if there is none for them.
 int llmcli_products_interleave(int type, const void * weights, int64_t height, int64_t row_bytes, void * out) {

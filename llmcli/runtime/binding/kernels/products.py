@@ -9,6 +9,7 @@ however many rows are computed with it.
 
 import ctypes
 import functools
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,15 @@ from llmcli.runtime.binding import contract
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.library import ggml
 from quant.native import kernels
+from quant.native.ggml import TYPE_NUMBERS
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+# the types of weights that products.c multiplies
+TYPES = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+)
 # the functions of ggml-cpu that products.c calls, in the order of `struct cpu_functions`
 GGML_CPU_FUNCTIONS = (contract.BARRIER, contract.CHUNK_SET, contract.CHUNK_ADD)
 
@@ -41,20 +48,40 @@ def unusable_reason() -> str:
         if needed != found:
             return f"they need ggml {needed}, and llama.cpp has {found}"
         return "llama.cpp was built without a layout of weights for the CPU"
-    # AVX2 is not compared with ggml's kernels for AVX-512
-    return "ggml uses AVX-512 on this processor" if kernels.has_avx512() else ""
+    return ""
 
 
-def choose_layout(*, own: bool) -> None:
-    """Let the models that are loaded from now on have the layout of llmcli's products, or that of
-    ggml. The caller loads one model at a time (library.registry_lock). Models that are loaded keep
-    theirs.
+def library_name() -> str:
+    """Return the name of the library of products for this CPU, which says its instructions."""
+    return kernels.open_products().name
+
+
+def choose_layout(own_types: Collection[str]) -> None:
+    """Let weights of `own_types`, some of TYPES, have the layout of llmcli's products in the models
+    that are loaded from now on, and all others that of ggml. The caller loads one model at a time
+    (library.registry_lock). Models that are loaded keep theirs.
     """
     functions = _functions()
     if functions is not None:
-        functions.library.llmcli_products_install(
-            functions.buffer_type, functions.table, own and is_available()
-        )
+        mask = sum(1 << TYPE_NUMBERS[name] for name in own_types)
+        functions.library.llmcli_products_install(functions.buffer_type, functions.table, mask)
+
+
+def use_attention(*, own: bool) -> None:
+    """Let llmcli compute attention from now on (attention.c), or ggml. It is llmcli's if this is
+    never called. For comparisons: it concerns all models of the process.
+    """
+    functions = _functions()
+    if functions is not None:
+        functions.library.llmcli_products_use_attention(own)
+
+
+def repack_buffer_type() -> int | None:
+    """Return the address of ggml's buffer type for weights in a layout of their own, or None if it
+    is unknown.
+    """
+    functions = _functions()
+    return functions.buffer_type if functions is not None else None
 
 
 def multiply(kind: int, blocks: Bytes, inputs: Floats) -> Floats | None:
@@ -123,7 +150,9 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.llmcli_products_ggml_version.restype = ctypes.c_char_p
     library.llmcli_products_install.restype = None
-    library.llmcli_products_install.argtypes = [pointer, pointer, flag]
+    library.llmcli_products_install.argtypes = [pointer, pointer, ctypes.c_uint64]
+    library.llmcli_products_use_attention.restype = None
+    library.llmcli_products_use_attention.argtypes = [flag]
     library.llmcli_products_interleave.argtypes = [flag, pointer, size, size, pointer]
     library.llmcli_products_multiply.argtypes = [
         *(flag, pointer, size, size, size),

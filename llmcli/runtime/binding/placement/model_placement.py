@@ -1,5 +1,6 @@
 """Where llama.cpp puts the weights of a model: on which devices, and in which layout."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ class ModelPlacement:
       models with latent attention are never repacked, because llama.cpp aborts on a product of a
       repacked matrix with a tensor that is not in memory order.
     - `ggml_products`: use ggml's layouts and kernels, not llmcli's own (kernels/products.py).
+      `ggml_types`: use them for these types of weights, for which they are faster here.
     - `latent`: whether the model has latent attention (MLA); None reads this from the file.
     - `devices`: the names of the devices to use, in this order; empty for llama.cpp's choice,
       NO_DEVICES for none.
@@ -52,6 +54,7 @@ class ModelPlacement:
     cpu_moe_layers: int = 0
     repack: bool = True
     ggml_products: bool = False
+    ggml_types: tuple[str, ...] = ()
     latent: bool | None = None
     devices: tuple[str, ...] = ()
     split_mode: str = "layer"
@@ -84,12 +87,19 @@ class ModelPlacement:
         layers = "" if count < 0 else rf"blk\.({'|'.join(map(str, range(count)))})"
         return (*self.tensor_overrides, TensorOverride(layers + EXPERTS_PATTERN, HOST_BUFFER))
 
+    def own_product_types(self, known: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the `known` types of weights that llmcli's own products multiply."""
+        if self.ggml_products:
+            return ()
+        return tuple(name for name in known if name not in self.ggml_types)
+
     def on_host(self) -> "ModelPlacement":
         """Return the placement of a model on the processor alone, loaded in the same way."""
         return ModelPlacement(
             0,
             repack=self.repack,
             ggml_products=self.ggml_products,
+            ggml_types=self.ggml_types,
             latent=self.latent,
             devices=NO_DEVICES,
             load_mode=self.load_mode,

@@ -1,0 +1,91 @@
+// Rounding of inputs and unpacking of scales with AVX2, for x8_avx2.h and x8_avx512.h.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "activations.h"
+
+INLINE __m256i load256(const void * at) { return _mm256_loadu_si256((const __m256i *)at); }
+// Shifts the bits of each byte to the right, or to the left if `right` < 0; `bits` are those wanted.
+INLINE __m256i bits256(__m256i value, const int right, const int bits) {
+    const __m256i shifted = right > 0 ? _mm256_srli_epi16(value, right) : _mm256_slli_epi16(value, -right);
+    return _mm256_and_si256(shifted, _mm256_set1_epi8((char)bits));
+}
+INLINE void store256(uint8_t * out, __m256i one, __m256i other) {
+    _mm256_store_si256((__m256i *)out, _mm256_or_si256(one, other));
+}
+
+// Unpacks 128 numbers of six bits from 96 bytes (pack_six in interleave.h).
+INLINE void unpack_six_256(const uint8_t * at, uint8_t * out) {
+    const __m256i first = load256(at), second = load256(at + 32), upper = load256(at + 64);
+    store256(out, bits256(first, 0, 15), bits256(upper, -4, 48));
+    store256(out + 32, bits256(second, 0, 15), bits256(upper, -2, 48));
+    store256(out + 64, bits256(first, 4, 15), bits256(upper, 0, 48));
+    store256(out + 96, bits256(second, 4, 15), bits256(upper, 2, 48));
+}
+// Unpacks 64 numbers from 48 bytes.
+INLINE void unpack_six_of_xs_256(const uint8_t * at, uint8_t * out) {
+    const __m256i lower = load256(at);
+    const __m256i upper = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(at + 32)));
+    const __m256i shifted = _mm256_blend_epi32(upper, _mm256_srli_epi16(upper, 2), 0xf0);
+    store256(out, bits256(lower, 0, 15), bits256(shifted, -4, 48));
+    store256(out + 32, bits256(lower, 4, 15), bits256(shifted, 0, 48));
+}
+
+INLINE __m256 most_of(__m256 one, __m256 other) {
+    return _mm256_max_ps(one, _mm256_andnot_ps(_mm256_set1_ps(-0.f), other));
+}
+INLINE float greatest(__m256 all) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+// Rounds 32 inputs times `factor` to bytes.
+INLINE __m256i round32(const float * from, float factor) {
+    __m256i four[4];
+    for (int i = 0; i < 4; i++)
+        four[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 8 * i), _mm256_set1_ps(factor)));
+    const __m256i first = _mm256_packs_epi32(four[0], four[1]), second = _mm256_packs_epi32(four[2], four[3]);
+    return _mm256_permutevar8x32_epi32(
+        _mm256_packs_epi16(first, second), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+// sums of each 16 of 32 bytes, as numbers of 32 bits in lanes 0 and 4
+INLINE int sum_of_half(__m128i bytes) {
+    const __m128i twice = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(twice) + _mm_extract_epi16(twice, 4) - 16 * 128;
+}
+
+static void round_row_32(const float * from, int64_t columns, uint8_t * memory) {
+    const struct activations row = activations_at(ROUND_32, memory, columns);
+    for (int64_t b = 0; b < columns / 32; b++, from += 32) {
+        __m256 most = _mm256_setzero_ps();
+        for (int i = 0; i < 4; i++) most = most_of(most, _mm256_loadu_ps(from + 8 * i));
+        const float largest = greatest(most);
+        const float d = _cvtsh_ss(_cvtss_sh(largest / 127.f, 0));
+        const __m256i values = round32(from, largest != 0.f ? 127.f / largest : 0.f);
+        const int sum =
+            sum_of_half(_mm256_castsi256_si128(values)) + sum_of_half(_mm256_extracti128_si256(values, 1));
+        _mm256_storeu_si256((__m256i *)(row.values + 32 * b), values);
+        ((float *)row.scales)[b] = d;
+        ((float *)row.sums)[b] = d * (float)sum;
+        ((int16_t *)row.sums32)[b] = (int16_t)sum;
+    }
+}
+static void round_row_256(const float * from, int64_t columns, uint8_t * memory) {
+    const struct activations row = activations_at(ROUND_256, memory, columns);
+    for (int64_t b = 0; b < columns / 256; b++, from += 256) {
+        __m256 most = _mm256_setzero_ps();
+        for (int i = 0; i < 32; i++) most = most_of(most, _mm256_loadu_ps(from + 8 * i));
+        const float largest = greatest(most), factor = largest != 0.f ? 127.f / largest : 0.f;
+        for (int i = 0; i < 8; i++) {
+            const __m256i values = round32(from + 32 * i, factor);
+            _mm256_storeu_si256((__m256i *)(row.values + 256 * b + 32 * i), values);
+            const int first = sum_of_half(_mm256_castsi256_si128(values));
+            const int second = sum_of_half(_mm256_extracti128_si256(values, 1));
+            ((int16_t *)row.sums16)[16 * b + 2 * i] = (int16_t)first;
+            ((int16_t *)row.sums16)[16 * b + 2 * i + 1] = (int16_t)second;
+            ((int16_t *)row.sums32)[8 * b + i] = (int16_t)(first + second);
+        }
+        ((float *)row.scales)[b] = largest != 0.f ? 1.f / factor : 0.f;
+    }
+}
