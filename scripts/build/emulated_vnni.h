@@ -92,6 +92,13 @@ static inline void whole_storeu_ps(float * out, whole_floats x) {
     for (int i = 0; i < 2; i++) _mm256_storeu_ps(out + 8 * i, X);
 }
 
+// without optimization, these are macros
+#undef _mm512_inserti64x4
+#undef _mm512_srli_epi16
+#undef _mm512_slli_epi16
+#undef _mm512_slli_epi32
+#undef _mm512_srai_epi32
+#undef _mm512_cmpgt_epi32_mask
 #define _mm512_set1_epi8 whole_set1_epi8
 #define _mm512_set1_epi16 whole_set1_epi16
 #define _mm512_set1_epi32 whole_set1_epi32

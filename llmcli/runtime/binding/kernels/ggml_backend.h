@@ -182,7 +182,8 @@ struct ggml_backend_buffer_type {
 };
 
 struct ggml_backend_buffer {
-    unused_function free_buffer, get_base;
+    unused_function free_buffer;
+    void * (*get_base)(ggml_backend_buffer_t buffer);
     enum ggml_status (*init_tensor)(ggml_backend_buffer_t buffer, struct ggml_tensor * tensor);
     unused_function memset_tensor;
     void (*set_tensor)(

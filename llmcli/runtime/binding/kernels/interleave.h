@@ -7,13 +7,42 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #define BLOCK_ROWS 8
 
 typedef const uint8_t * const Rows[BLOCK_ROWS];  // the addresses of a block in eight rows
 
+#if defined(__AVX2__)
+// 32 bytes of each row, four at a time: a transposed matrix of 8 x 8 numbers
+static inline void transpose8(uint8_t * out, Rows rows, int at) {
+    __m256i row[8], pair[8], four[8];
+    for (int r = 0; r < 8; r++) row[r] = _mm256_loadu_si256((const __m256i *)(rows[r] + at));
+    for (int r = 0; r < 8; r += 2) {
+        pair[r] = _mm256_unpacklo_epi32(row[r], row[r + 1]);
+        pair[r + 1] = _mm256_unpackhi_epi32(row[r], row[r + 1]);
+    }
+    for (int r = 0; r < 8; r += 4)
+        for (int i = 0; i < 2; i++) {
+            four[r + 2 * i] = _mm256_unpacklo_epi64(pair[r + i], pair[r + 2 + i]);
+            four[r + 2 * i + 1] = _mm256_unpackhi_epi64(pair[r + i], pair[r + 2 + i]);
+        }
+    for (int c = 0; c < 4; c++) {
+        const __m256i first = _mm256_permute2x128_si256(four[c], four[4 + c], 0x20);
+        const __m256i second = _mm256_permute2x128_si256(four[c], four[4 + c], 0x31);
+        _mm256_storeu_si256((__m256i *)(out + 32 * c), first);
+        _mm256_storeu_si256((__m256i *)(out + 128 + 32 * c), second);
+    }
+}
+#endif
+
 // `count` bytes of each row, four at a time
 static inline uint8_t * interleave4(uint8_t * out, Rows rows, int at, int count) {
+#if defined(__AVX2__)
+    for (; count >= 32; at += 32, count -= 32, out += 256) transpose8(out, rows, at);
+#endif
     for (int i = 0; i < count; i += 4)
         for (int r = 0; r < BLOCK_ROWS; r++, out += 4) memcpy(out, rows[r] + at + i, 4);
     return out;
