@@ -62,7 +62,7 @@ static void print_case(const char * name, enum ggml_type type, int bytes, int va
     memcpy(op.op_params, &scale, 4);
     struct compute_params params = {.ith = 0, .nth = 1, .wsize = attention_work_size(1, &op)};
     params.wdata = malloc(params.wsize);
-    const struct cpu_functions functions = {NULL, wait_for_nobody, set_chunk, add_chunk};
+    const struct cpu_functions functions = {NULL, NULL, wait_for_nobody, set_chunk, add_chunk};
     if (!is_own_attention(&op)) exit(1);
     compute_attention(&functions, &params, &op);
     double sum = 0;

@@ -12,6 +12,7 @@ from llmcli.commands.options.report import ReportOptions, ReportSettings, show_r
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from llmcli.bench.cost.weight_kernels import WeightKernel
     from llmcli.bench.roofline import MachineBandwidth, RooflinePoint, RooflineResult
     from llmcli.bench.speed.parameter_grid import SpeedTest
     from llmcli.config import Config
@@ -87,12 +88,14 @@ def roofline(
         )
     )
     result = measured[0] if measured else None
+    kernels = _measure_kernels(count, machine, measured[1] if measured else None, ui)
     if json:
-        ui.result(build_document(machine, result))
+        ui.result(build_document(machine, kernels, result))
     else:
         _print_machine(machine, ui)
         if result:
             _print_model(result, ui)
+        _print_kernels(kernels, machine, ui)
     _show_charts(ref or "", machine, measured, reporting, ui)
 
 
@@ -143,6 +146,23 @@ def _measure(
         ), header
 
 
+def _measure_kernels(
+    threads: int, machine: "MachineBandwidth", header: "ModelHeader | None", ui: "UI"
+) -> "tuple[WeightKernel, ...]":
+    """Measure the products of all types of weights."""
+    from llmcli.bench.cost import weight_kernels
+    from llmcli.runtime.binding.kernels.products import TYPES
+    from quant.model_file.product_weights import multiplied_weights
+
+    sizes: dict[str, int] = {}
+    for tensor in multiplied_weights(header) if header else ():
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+    with ui.bar("multiply weights", len(TYPES), "tests") as bar:
+        return weight_kernels.measure_kernels(
+            threads, machine.cache_bytes, sizes, lambda: bar.advance(1)
+        )
+
+
 def _show_charts(
     ref: str,
     machine: "MachineBandwidth",
@@ -168,7 +188,11 @@ def _show_charts(
     )
 
 
-def build_document(machine: "MachineBandwidth", result: "RooflineResult | None") -> dict[str, Any]:
+def build_document(
+    machine: "MachineBandwidth",
+    kernels: "tuple[WeightKernel, ...]",
+    result: "RooflineResult | None",
+) -> dict[str, Any]:
     """Return the JSON document. Values that this machine cannot determine are null."""
     from llmcli.runtime.binding.placement import devices
 
@@ -192,6 +216,19 @@ def build_document(machine: "MachineBandwidth", result: "RooflineResult | None")
             }
             for entry in devices.list_devices()
             if entry.kind in devices.GPU_KINDS
+        ],
+        "weight_kernels": [
+            {
+                "type": kernel.type,
+                "bits_per_weight": kernel.bits,
+                "model_bytes": kernel.model_bytes,
+                "kernel": "llmcli" if kernel.is_own else "ggml",
+                "bytes_per_second": kernel.rate,
+                "bytes_per_second_llmcli": kernel.own,
+                "bytes_per_second_ggml": kernel.ggml,
+                "bytes_per_second_one_thread": kernel.single,
+            }
+            for kernel in kernels
         ],
     }
     if result is None:
@@ -303,6 +340,36 @@ def _print_model(result: "RooflineResult", ui: "UI") -> None:
     ui.table(columns, rows, right=columns)
     for point in result.points:
         ui.text(f"depth {point.depth}: {_describe_limit(point, result)}")
+
+
+def _print_kernels(
+    kernels: "tuple[WeightKernel, ...]", machine: "MachineBandwidth", ui: "UI"
+) -> None:
+    """Print how fast each type of weights is read and multiplied with one token."""
+    from llmcli.units import format_size
+
+    roof = machine.bandwidth
+    weights = sum(int(8 * kernel.model_bytes / kernel.bits) for kernel in kernels)
+    rows = [
+        (
+            kernel.type,
+            f"{kernel.bits:.2f}",
+            format_size(kernel.model_bytes) if kernel.model_bytes else "-",
+            "llmcli" if kernel.is_own else "ggml",
+            f"{kernel.rate / 1e9:.1f}",
+            "?" if roof is None else f"{kernel.rate / roof:.0%}",
+            f"{kernel.single / 1e9:.1f}",
+            f"{kernel.ggml / 1e9:.1f}",
+            f"{kernel.tokens_per_second(weights):.0f}" if weights else "-",
+        )
+        for kernel in kernels
+    ]
+    columns = (
+        *("weights", "bits", "in the model", "kernel", "GB/s", "share"),
+        *("one thread", "ggml", "tok/s if all"),
+    )
+    ui.text()
+    ui.table(columns, rows, right=("bits", *columns[2:3], *columns[4:]))
 
 
 def _format_operations(operations: float | None) -> str:

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -20,9 +19,9 @@ import numpy as np
 from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.hardware import rpc_workers
+from llmcli.hardware import host
 from llmcli.planning.measurements import tuned_profile
-from llmcli.runtime.binding.kernels import cpu_graph, gemm, products
+from llmcli.runtime.binding.kernels import gemm, product_timing, products
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
 from quant.json_dataclasses import decode_value, parse_object, read_file
 from quant.model_file.model_header import ModelHeader
@@ -31,7 +30,7 @@ from quant.native.ggml import TYPE_NUMBERS, row_bytes
 
 # A type with fewer bytes in a model is not measured: its products take hardly any time.
 MIN_BYTES = 32 << 20
-HEIGHT, COLUMNS = 2048, 2048  # of the weights
+HEIGHT = 2048  # rows of the weights
 PROMPT_ROWS = 32
 # products with one row, and with PROMPT_ROWS rows, of one exchange, as in the objective "chat" of
 # bench tune
@@ -87,7 +86,7 @@ def cache_path(name: str, threads: int, config: Config) -> Path:
     key = json.dumps(
         [
             *(name, threads, products.library_name()),
-            *(rpc_workers.host_identity(), tuned_profile.build_identity()),
+            *(host.machine_identity(), tuned_profile.build_identity()),
         ]
     )
     return config.cache / "products" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
@@ -119,28 +118,17 @@ def _read_times(path: Path) -> ProductTimes | None:
 
 
 def measure_products(name: str, threads: int) -> tuple[ProductTimes, bool]:
-    """Measure both products of a type of weights. Return their times, and whether they are steady.
-    They take turns, so that a slow phase of the machine affects both.
-    """
-    kind = TYPE_NUMBERS[name]
-    blocks = np.full((HEIGHT, row_bytes(name, COLUMNS)), 1, np.uint8)
-    inputs = [
-        np.random.default_rng(1).standard_normal((rows, COLUMNS), np.float32)
-        for rows in (1, PROMPT_ROWS)
-    ]
+    """Measure both products of a type of weights. Return their times, and whether they are steady."""
     with ExitStack() as stack:
-        tasks: list[Callable[[], object]] = []
-        for own_types in ((name,), ()):
-            for rows in inputs:
-                graph = stack.enter_context(cpu_graph.open_graph(threads))
-                weight = graph.laid_out_weight(kind, COLUMNS, blocks, own_types)
-                graph.output(graph.multiply(weight, graph.values(rows)))
-                tasks.append(graph.compute)
-        # the products in bfloat16, which take large prompts of weights in the layout of the file
-        in_bfloat16 = functools.partial(gemm.multiply, kind, blocks, inputs[1], threads)
-        if in_bfloat16() is not None:
+        tasks: list[Callable[[], object]] = [
+            product_timing.make_product(stack, name, HEIGHT, rows, threads, own=own)
+            for own in (True, False)
+            for rows in (1, PROMPT_ROWS)
+        ]
+        in_bfloat16 = _bfloat16_product(name, threads)
+        if in_bfloat16() is not None:  # these products would take large prompts
             tasks.append(in_bfloat16)
-        seconds = _time_tasks(tasks)
+        seconds = product_timing.time_in_turns(tasks, ROUNDS)
     own_token, own_prompt, ggml_token, *ggml_prompts = (min(samples) for samples in seconds)
     is_steady = all(
         statistics.median(samples) < MAX_MEDIAN_RATIO * min(samples) for samples in seconds
@@ -152,14 +140,10 @@ def measure_products(name: str, threads: int) -> tuple[ProductTimes, bool]:
     ), is_steady
 
 
-def _time_tasks(tasks: list[Callable[[], object]]) -> list[list[float]]:
-    """Return for each task the seconds of ROUNDS runs. The tasks take turns; a first run of each is
-    not timed.
+def _bfloat16_product(name: str, threads: int) -> Callable[[], object]:
+    """Return a function that multiplies weights with the inputs of a prompt in bfloat16, or returns
+    None where there is no such product.
     """
-    seconds: list[list[float]] = [[] for _ in tasks]
-    for _ in range(ROUNDS + 1):
-        for samples, task in zip(seconds, tasks, strict=True):
-            start_time = time.perf_counter()
-            task()
-            samples.append(time.perf_counter() - start_time)
-    return [samples[1:] for samples in seconds]
+    blocks = np.full((HEIGHT, row_bytes(name, product_timing.COLUMNS)), 1, np.uint8)
+    inputs = np.ones((PROMPT_ROWS, product_timing.COLUMNS), np.float32)
+    return functools.partial(gemm.multiply, TYPE_NUMBERS[name], blocks, inputs, threads)

@@ -9,6 +9,8 @@ import pytest
 from llmcli.bench.cost import memory_bandwidth
 from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from llmcli.hardware import host
+from llmcli.runtime.binding.kernels import products
+from quant.quantize import plan, write
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
@@ -29,6 +31,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr("llmcli.bench.roofline.PROMPT_TOKENS", 16)
     monkeypatch.setattr("llmcli.bench.roofline.GENERATED_TOKENS", 4)
+    monkeypatch.setattr("llmcli.bench.cost.weight_kernels.MIN_BYTES", 1 << 18)
 
 
 @pytest.fixture
@@ -54,6 +57,22 @@ def test_the_figures_are_consistent(llmcli: Llmcli, model: Path) -> None:
     assert ridge == pytest.approx(document["prefill"]["operations_per_second"] / 1e10)
 
 
+def test_the_speed_of_every_type_of_weights_is_measured(llmcli: Llmcli, tmp_path: Path) -> None:
+    source = tiny_gguf.llama(tmp_path / "f32.gguf", hidden=256, layers=1)
+    path = tmp_path / "q4_k_m.gguf"
+    write.write_model(plan.plan_quantization(write.open_gguf(source), "Q4_K_M"), path, threads=1)
+    words = ("bench", "roofline", str(path), "-r", "1", "-t", "1")
+    found = {row["type"]: row for row in json.loads(llmcli(*words, "--json").out)["weight_kernels"]}
+    assert set(found) == set(products.TYPES)
+    assert found["Q4_K"]["bits_per_weight"] == 4.5
+    assert found["Q4_K"]["model_bytes"] > 0 == found["Q8_0"]["model_bytes"]
+    for row in found.values():
+        assert row["bytes_per_second"] == row[f"bytes_per_second_{row['kernel']}"] > 0
+    printed = llmcli(*words).out
+    assert "tok/s if all" in printed
+    assert all(name in printed for name in products.TYPES)
+
+
 def test_the_printed_result_names_bandwidth_and_attainable_speed(
     llmcli: Llmcli, model: Path
 ) -> None:
@@ -72,6 +91,7 @@ def test_the_bandwidth_is_measured_without_a_model(
         "read_bandwidth_bytes_per_second",
         "readings",
         "gpus",
+        "weight_kernels",
     }
     monkeypatch.setattr(host, "last_cache_bytes", lambda: None)
     assert "the memory bandwidth is unknown" in llmcli("bench", "roofline").out

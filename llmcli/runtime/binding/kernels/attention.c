@@ -23,7 +23,9 @@
 #define MOST_SIZE 256    // numbers of a head
 #define MOST_SHARING 16  // query heads that share keys and values
 #define TILED_ROWS 64    // from so many tokens on, ggml computes tiles of F16 caches (GGML_FA_TILE_Q), which is faster
+#define AHEAD 16         // cells that are fetched ahead
 #define UNITS_PER_THREAD 4  // with fewer tokens and heads for each thread, chunks are shared out
+#define CHUNKS_PER_THREAD 2
 #define FEW_CELLS 1024      // so few are shared out beforehand: that costs less than to wait for another thread
 
 #define INLINE static inline __attribute__((always_inline))
@@ -100,6 +102,7 @@ typedef struct {
     const struct ggml_tensor *op, *query, *key, *value, *mask;
     Decode decode_key, decode_value;
     float scale;
+    size_t key_bytes, value_bytes;  // of a cell, for a head
     int64_t key_size, value_size, rows, streams, heads, pairs, sharing, cells, chunks;
     // memory in floats: of each thread, and of the result of a chunk
     int64_t scratch, partial;
@@ -111,6 +114,7 @@ typedef struct {
 typedef struct {
     int32_t * visible;  // cells of the row `visible_of`
     int64_t count, visible_of;
+    bool has_bias;  // the mask adds to the score of a visible cell
     float *query, *keys, *values, *scores, *chunk, *total;
     float most[MOST_SHARING], weight[MOST_SHARING];  // of the chunk
 } Scratch;
@@ -118,10 +122,15 @@ typedef struct {
 INLINE int64_t least_of(int64_t one, int64_t other) { return one < other ? one : other; }
 INLINE int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
 
+static size_t row_bytes(const struct ggml_tensor * cache) {
+    return (cache->type == GGML_TYPE_F16 ? cache->ne[0] : cache->ne[0] / 32) * cache->nb[0];
+}
+
 static Attention attention(const struct ggml_tensor * op, int threads) {
     const struct ggml_tensor *query = op->src[0], *key = op->src[1], *value = op->src[2];
     Attention of = {
         op, query, key, value, op->src[3], decoder(key->type), decoder(value->type), 0,
+        row_bytes(key), row_bytes(value),
         key->ne[0], value->ne[0], query->ne[1], query->ne[3], query->ne[2], key->ne[2],
         query->ne[2] / key->ne[2], key->ne[1], (key->ne[1] + CHUNK - 1) / CHUNK, 0, 0, false};
     memcpy(&of.scale, op->op_params, sizeof(float));
@@ -154,13 +163,16 @@ static void list_visible(const Attention * of, Scratch * in, int64_t row) {
     if (in->visible_of == row) return;
     const uint8_t * mask = mask_of(of, row);
     int64_t count = 0;
+    bool has_bias = false;
     for (int64_t c = 0; c < of->cells; c++) {
         uint16_t bits = 0;
         if (mask) memcpy(&bits, mask + 2 * c, 2);
+        const bool is_visible = bits != 0xfc00;  // -infinity
         in->visible[count] = (int32_t)c;
-        count += bits != 0xfc00;  // -infinity
+        count += is_visible;
+        has_bias |= is_visible && bits;
     }
-    in->count = count, in->visible_of = row;
+    in->count = count, in->visible_of = row, in->has_bias = has_bias;
 }
 
 // ---- one chunk
@@ -236,6 +248,13 @@ static const uint8_t * cells_of(const struct ggml_tensor * cache, const Attentio
     return (const uint8_t *)cache->data + pair * cache->nb[2] + stream * cache->nb[3];
 }
 
+// Fetches the cell that is decoded AHEAD cells later. The keys of a head are too far apart for the processor to guess.
+INLINE void fetch_ahead(const uint8_t * cache, size_t stride, size_t bytes, const int32_t * cells, int at, int count) {
+    if (at + AHEAD >= count) return;
+    const uint8_t * next = cache + cells[at + AHEAD] * stride;
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
+}
+
 // Computes the attention of the copied queries over `count` visible cells: `most`, `weight` and `chunk`.
 static void compute_chunk(
     const Attention * of, Scratch * in, int64_t row, int64_t pair, const int32_t * cells, int count
@@ -244,8 +263,10 @@ static void compute_chunk(
     const uint8_t * mask = mask_of(of, row);
     for (int c = 0; c < count; c += KEYS) {
         const int some = (int)least_of(KEYS, count - c);  // behind them are earlier keys, whose scores are overwritten
-        for (int i = 0; i < some; i++)
+        for (int i = 0; i < some; i++) {
+            fetch_ahead(keys, of->key->nb[1], of->key_bytes, cells, c + i, count);
             of->decode_key(keys + cells[c + i] * of->key->nb[1], of->key_size, in->keys + i * of->key_size);
+        }
         int64_t h = 0;
         for (; h + 2 <= of->sharing; h += 2)
             multiply_keys(in->query + h * of->key_size, in->keys, of->key_size, 2, in->scores + h * CHUNK + c);
@@ -254,14 +275,16 @@ static void compute_chunk(
     }
     for (int64_t h = 0; h < of->sharing; h++) {
         float * scores = in->scores + h * CHUNK;
-        for (int c = 0; mask && c < count; c++) scores[c] += half_at(mask + 2 * cells[c]);
+        for (int c = 0; in->has_bias && c < count; c++) scores[c] += half_at(mask + 2 * cells[c]);
         exponentiate(scores, count, in->most + h, in->weight + h);
     }
     memset(in->chunk, 0, sizeof(float) * of->sharing * of->value_size);
     for (int c = 0; c < count; c += VALUES) {
         const int some = (int)least_of(VALUES, count - c);
-        for (int i = 0; i < some; i++)
+        for (int i = 0; i < some; i++) {
+            fetch_ahead(values, of->value->nb[1], of->value_bytes, cells, c + i, count);
             of->decode_value(values + cells[c + i] * of->value->nb[1], of->value_size, in->values + i * of->value_size);
+        }
         int64_t h = 0;
         for (; h + 2 <= of->sharing; h += 2)
             add_all_values(
@@ -377,7 +400,9 @@ void compute_attention(
     float * memory = (float *)(((uintptr_t)params->wdata + 63) & ~(uintptr_t)63);
     float * partials = memory + of.scratch * params->nth;
     Scratch in = scratch(&of, memory + of.scratch * params->ith);
-    const int64_t rows = of.streams * of.rows, units = rows * of.pairs * (of.splits ? of.chunks : 1);
+    // All heads of a chunk are computed by the same thread if there are enough chunks: their cells are side by side.
+    const int64_t pairs = of.splits && of.chunks >= CHUNKS_PER_THREAD * params->nth ? of.pairs : 1;
+    const int64_t rows = of.streams * of.rows, units = rows * of.pairs / pairs * (of.splits ? of.chunks : 1);
     const bool is_shared_beforehand = of.cells <= FEW_CELLS;
     if (!is_shared_beforehand) {
         if (params->ith == 0) ggml->chunk_set(params->threadpool, params->nth);
@@ -385,9 +410,11 @@ void compute_attention(
     }
     for (int64_t u = params->ith; u < units;
          u = is_shared_beforehand ? u + params->nth : ggml->chunk_add(params->threadpool, 1)) {
-        const int64_t pair = u % of.pairs, rest = u / of.pairs;
-        if (of.splits) compute_partial(&of, &in, rest / of.chunks, pair, rest % of.chunks, partials);
-        else compute_row(&of, &in, rest, pair);
+        const int64_t first = u % (of.pairs / pairs) * pairs, rest = u / (of.pairs / pairs);
+        for (int64_t pair = first; pair < first + pairs; pair++) {
+            if (of.splits) compute_partial(&of, &in, rest / of.chunks, pair, rest % of.chunks, partials);
+            else compute_row(&of, &in, rest, pair);
+        }
     }
     if (!of.splits) return;
     ggml->barrier(params->threadpool);

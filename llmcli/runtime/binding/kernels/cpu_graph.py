@@ -52,8 +52,8 @@ class CpuGraph:
         """Return a tensor of weights in the layout that they have in a loaded model: llmcli's for
         `own_types`, else ggml's if it has one for this type, else that of the file. They are copied.
         """
-        functions, buffer_type = _functions(), products.repack_buffer_type()
-        assert buffer_type is not None
+        functions = _functions()
+        buffer_type = products.repack_buffer_type() or functions.ggml_backend_cpu_buffer_type()
         tensor: int = functions.ggml_new_tensor_2d(self._context, kind, columns, len(blocks))
         with registry_lock:
             products.choose_layout(own_types)
@@ -168,6 +168,7 @@ def _functions() -> Any:
         ("ggml_backend_buffer_free", None, [pointer]),
         ("ggml_backend_buffer_get_base", pointer, [pointer]),
         ("ggml_backend_buft_alloc_buffer", pointer, [pointer, ctypes.c_size_t]),
+        ("ggml_backend_cpu_buffer_type", pointer, []),
         ("ggml_backend_dev_backend_reg", pointer, [pointer]),
         ("ggml_backend_dev_by_type", pointer, [number]),
         ("ggml_backend_dev_init", pointer, [pointer, ctypes.c_char_p]),

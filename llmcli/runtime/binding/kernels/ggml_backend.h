@@ -198,6 +198,7 @@ struct ggml_backend_buffer {
 // Functions of ggml and ggml-cpu that products inside of the CPU backend call.
 struct cpu_functions {
     bool (*is_host)(ggml_backend_buffer_type_t type);
+    ggml_backend_buffer_type_t (*cpu_buffer_type)(void);
     void (*barrier)(struct ggml_threadpool * threads);
     void (*chunk_set)(struct ggml_threadpool * threads, int value);
     int (*chunk_add)(struct ggml_threadpool * threads, int value);

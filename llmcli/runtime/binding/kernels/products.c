@@ -170,6 +170,7 @@ static struct cpu_functions ggml;
 static struct tensor_traits own_traits;
 static struct extra_buffer_type * replaced;
 static ggml_backend_buffer_t (*alloc_replaced)(ggml_backend_buffer_type_t type, size_t size);
+static ggml_backend_buffer_t (*alloc_plain_replaced)(ggml_backend_buffer_type_t type, size_t size);
 static ggml_backend_buffer_type_t buffer_type;
 static uint64_t own_types;  // a bit for each type of weights that gets the layout of this file from now on
 
@@ -394,6 +395,12 @@ static void use_huge_pages(void * memory, size_t size) {
     (void)memory, (void)size;
 #endif
 }
+// Allocates a plain buffer, as of a KV cache.
+static ggml_backend_buffer_t alloc_plain(ggml_backend_buffer_type_t type, size_t size) {
+    ggml_backend_buffer_t buffer = alloc_plain_replaced(type, size);
+    if (buffer && buffer->get_base && size) use_huge_pages(buffer->get_base(buffer), size);
+    return buffer;
+}
 static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t buffer = alloc_replaced(type, size);
     if (!buffer) return NULL;
@@ -424,6 +431,8 @@ void llmcli_products_install(
 ) {
     if (!replaced) {
         ggml = *functions, buffer_type = type, replaced = type->context, alloc_replaced = type->alloc_buffer;
+        ggml_backend_buffer_type_t plain = ggml.cpu_buffer_type();
+        alloc_plain_replaced = plain->alloc_buffer, plain->alloc_buffer = alloc_plain;
     }
     own_types = types;
     type->context = &own;

@@ -135,7 +135,7 @@ def _functions() -> _Functions | None:
     if buffer_type is None or None in found:
         return None
     buffer_type.restype = ctypes.c_void_p
-    functions = [ggml().ggml_backend_buft_is_host, *found]
+    functions = [ggml().ggml_backend_buft_is_host, ggml().ggml_backend_cpu_buffer_type, *found]
     pointers = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
     table = (ctypes.c_void_p * len(pointers))(*pointers)
     _tables.append(table)

@@ -30,6 +30,8 @@ from quant.quantize import plan, write
 from tests.quant import tiny_gguf
 
 F32 = NDArray[np.float32]
+# with weights as they are in the file, which these products read
+FILE_LAYOUT = replace(ON_HOST, ggml_products=True)
 TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8}  # enum ggml_type
 COLUMNS, PROMPT = 96, 150
 MAX_UNPACKED_ROWS = 8  # FEWEST of gemm.c
@@ -144,7 +146,7 @@ def logits(path: Path, min_rows: int, passes: tuple[int, ...] = (PROMPT,)) -> F3
         gemm_min_rows=min_rows,
     )
     with (
-        open_model(path, ON_HOST) as model,
+        open_model(path, FILE_LAYOUT) as model,
         open_context(model, options) as context,
     ):
         for count in passes:
@@ -189,7 +191,7 @@ def test_each_context_has_its_own_setting(q8_0_model: Path) -> None:
     options = ContextOptions(256, n_outputs=PROMPT, n_threads=2, n_threads_batch=2, flash_attn="on")
     tokens = [(7 + 31 * i) % 300 for i in range(PROMPT)]
     batch = BatchRows(tokens, range(PROMPT), [0] * PROMPT, [True] * PROMPT)
-    with open_model(q8_0_model, ON_HOST) as model, ExitStack() as stack:
+    with open_model(q8_0_model, FILE_LAYOUT) as model, ExitStack() as stack:
         contexts = [
             stack.enter_context(open_context(model, replace(options, gemm_min_rows=min_rows)))
             for min_rows in minimums
@@ -210,7 +212,7 @@ def test_ggml_and_reproducible_modes_do_not_use_own_products(q8_0_model: Path) -
         "auto": RunOptions(256, 2),
         "ggml": RunOptions(256, 2, gemm="ggml"),
     }.items():
-        with open_runner(q8_0_model, options, raw=True, placement=ON_HOST) as runner:
+        with open_runner(q8_0_model, options, raw=True, placement=FILE_LAYOUT) as runner:
             wants = [False] * (PROMPT - 1) + [True]
             (row,) = runner.context.decode(BatchRows(prompt, range(PROMPT), [0] * PROMPT, wants))
             found[name] = row.logits.copy()
@@ -239,7 +241,7 @@ def token_vectors(path: Path, min_rows: int) -> F32:
     )
     tokens = [(7 + 31 * i) % 300 for i in range(PROMPT)]
     batch = BatchRows(tokens, range(PROMPT), [0] * PROMPT, [True] * PROMPT)
-    with open_model(path, ON_HOST) as model, open_pooled_context(model, options) as context:
+    with open_model(path, FILE_LAYOUT) as model, open_pooled_context(model, options) as context:
         return context.compute_vectors(batch)[0]
 
 
@@ -254,7 +256,7 @@ def test_devices_are_counted_while_contexts_are_created(q8_0_model: Path) -> Non
 
     expected = len(devices.list_devices())
     watcher = threading.Thread(target=count_devices)
-    with open_model(q8_0_model, ON_HOST) as model:
+    with open_model(q8_0_model, FILE_LAYOUT) as model:
         watcher.start()
         try:
             for _ in range(5):
@@ -271,7 +273,7 @@ def test_no_device_is_asked_for_its_memory(
     q8_0_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is a request to each worker."""
-    with open_model(q8_0_model, ON_HOST) as model:
+    with open_model(q8_0_model, FILE_LAYOUT) as model:
         monkeypatch.setattr(devices, "list_devices", None)
         with open_context(model, ContextOptions(64, 32, 32, gemm_min_rows=4)) as context:
             assert context._begin_pass is not None
