@@ -100,6 +100,7 @@ def resolve_options(
         options,
         ctx_size=size,
         threads=options.threads or choose_threads(machine.processor, read_layout(header)),
+        adapts_threads=options.threads is None,
         threads_batch=options.threads_batch or options.threads or machine.processor.usable_cores,
     )
     if config is None or options.reproducible:

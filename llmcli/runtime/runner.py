@@ -17,7 +17,7 @@ from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES, ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
 from llmcli.runtime.binding.grammar import NativeGrammars
-from llmcli.runtime.binding.kernels import gemm
+from llmcli.runtime.binding.kernels import gemm, products
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement.model_placement import EVERYWHERE, ON_HOST, ModelPlacement
 from llmcli.runtime.binding.rows.batch import no_cache_error
@@ -37,6 +37,7 @@ from llmcli.runtime.drafting.ngram_pool import PoolDrafter
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.prefill_context import PrefillContext
+from llmcli.runtime.engine.thread_team import ThreadTeam
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.model_identity import file_stamp
 from llmcli.runtime.open_speculation import DraftTarget, open_speculation
@@ -164,6 +165,7 @@ class OpenedParts:
     draft_obstacle: str = ""  # why nothing is drafted, as it was found when the model was opened
     measured_passes: MeasuredPasses | None = None  # for another load of the model
     prefill_context: PrefillContext | None = None  # a second context that computes prompts
+    thread_team: ThreadTeam | None = None  # chooses the number of threads; None: it is fixed
 
 
 class Runner:
@@ -204,6 +206,7 @@ class Runner:
             if parts.options.reproducible
             else max(1, parts.speculation.exact_rows if parts.speculation else 1),
             token_bytes=self._predict_token_bytes(),
+            thread_team=parts.thread_team,
         )
         # The sizes are read only once: they never change, and each query leaks a few bytes in
         # llama.cpp.
@@ -682,10 +685,28 @@ def open_runner(
             draft_obstacle=drafts.obstacle,
             measured_passes=drafts.passes,
             prefill_context=prefill,
+            thread_team=_thread_team(context, options, placement),
         )
         runner = Runner(parts)
         stack.callback(runner.close)
         yield runner
+
+
+def _thread_team(
+    context: Context, options: RunOptions, placement: ModelPlacement
+) -> ThreadTeam | None:
+    """Return what changes the number of threads of a context; None if it is fixed, or does not
+    matter because a GPU computes.
+    """
+    assert options.threads, options
+    if not options.adapts_threads or options.threads == 1 or uses_gpu(placement):
+        return None
+    batch_threads = options.threads_batch or options.threads
+    return ThreadTeam(
+        options.threads,
+        lambda count: context.set_threads(count, batch_threads),
+        lambda: not products.leaves_attention_to_ggml(),
+    )
 
 
 def open_template(

@@ -20,26 +20,26 @@ ROUNDS = 5
 class WeightKernel:
     """The speed of the products of one type of weights: bytes of weights per second.
 
-    `own`: with llmcli's products; None if they are not available. `single`: with the faster of both
+    `own_rate`: with llmcli's products; None if they are not available. `single_rate`: with the faster of both
     and one thread. `model_bytes`: the bytes of this type that the measured model has.
     """
 
     type: str
     bits: float  # per weight
-    own: float | None
-    ggml: float
-    single: float
+    own_rate: float | None
+    ggml_rate: float
+    single_rate: float
     model_bytes: int
 
     @property
     def is_own(self) -> bool:
         """Return whether llmcli's products are used: ggml's must be clearly faster."""
-        return self.own is not None and self.own > MAX_GGML_RATIO * self.ggml
+        return self.own_rate is not None and self.own_rate > MAX_GGML_RATIO * self.ggml_rate
 
     @property
     def rate(self) -> float:
         """The bytes per second of the products that are used."""
-        return self.own if self.own is not None and self.is_own else self.ggml
+        return self.own_rate if self.own_rate is not None and self.is_own else self.ggml_rate
 
     def tokens_per_second(self, weights: int) -> float:
         """Return how fast this type would multiply `weights` numbers for each token."""

@@ -228,11 +228,22 @@ def format_timing(runner: Runner, answer: Answer, shows_load: bool = False) -> s
         *_describe_grammar(answer),
         *_describe_drafts(runner, answer),
         _describe_cache(runner),
+        *_describe_threads(runner),
         *([f"loaded in {runner.load_ms / 1000:.1f} s"] if shows_load else []),
     ]
     return f"[{' · '.join(parts)}]" + (
         f" ({FINISH_NOTES[answer.finish]})" if answer.finish in FINISH_NOTES else ""
     )
+
+
+def _describe_threads(runner: Runner) -> list[str]:
+    """Return a text such as `1 of 2 threads` if fewer threads compute tokens now, because other
+    programs use the processor; else nothing.
+    """
+    team = runner.engine.thread_team
+    if team is None or team.count == team.most:
+        return []
+    return [f"{team.count} of {team.most} threads"]
 
 
 def report_lines(runner: Runner, answer: Answer, timing: str) -> list[str]:

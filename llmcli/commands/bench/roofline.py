@@ -224,9 +224,9 @@ def build_document(
                 "model_bytes": kernel.model_bytes,
                 "kernel": "llmcli" if kernel.is_own else "ggml",
                 "bytes_per_second": kernel.rate,
-                "bytes_per_second_llmcli": kernel.own,
-                "bytes_per_second_ggml": kernel.ggml,
-                "bytes_per_second_one_thread": kernel.single,
+                "bytes_per_second_llmcli": kernel.own_rate,
+                "bytes_per_second_ggml": kernel.ggml_rate,
+                "bytes_per_second_one_thread": kernel.single_rate,
             }
             for kernel in kernels
         ],
@@ -358,8 +358,8 @@ def _print_kernels(
             "llmcli" if kernel.is_own else "ggml",
             f"{kernel.rate / 1e9:.1f}",
             "?" if roof is None else f"{kernel.rate / roof:.0%}",
-            f"{kernel.single / 1e9:.1f}",
-            f"{kernel.ggml / 1e9:.1f}",
+            f"{kernel.single_rate / 1e9:.1f}",
+            f"{kernel.ggml_rate / 1e9:.1f}",
             f"{kernel.tokens_per_second(weights):.0f}" if weights else "-",
         )
         for kernel in kernels

@@ -48,13 +48,13 @@ MAX_FILE_BYTES = 1 << 12  # maximum size of the file of a result
 class ProductTimes:
     """The seconds that the products of one exchange take: a prompt and its answer."""
 
-    own: float
-    ggml: float
+    own_seconds: float
+    ggml_seconds: float
 
     @property
     def is_faster_with_ggml(self) -> bool:
         """Return whether ggml's products are faster, beyond noise."""
-        return self.ggml < MAX_GGML_RATIO * self.own
+        return self.ggml_seconds < MAX_GGML_RATIO * self.own_seconds
 
 
 def choose_products(

@@ -20,6 +20,7 @@ from llmcli.runtime.engine.interruption import RunningPass, is_worth_interruptin
 from llmcli.runtime.engine.prompt_checkpoints import checkpoint_lengths
 from llmcli.runtime.engine.schedule import EngineLoad, QueueFull, Schedule
 from llmcli.runtime.engine.scheduler import Scheduler
+from llmcli.runtime.engine.thread_team import ThreadTeam
 from llmcli.runtime.kv_cache.attention_cost import SinglePassTimes
 from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
@@ -85,12 +86,15 @@ class Engine:
         prefill_reader: PrefillReader | None = None,
         exact_rows: int = 1,
         token_bytes: float = 0.0,
+        thread_team: ThreadTeam | None = None,
     ) -> None:
         """`native`: makes llama.cpp's sampler chains; None uses numpy. `keeps_idle`: whether the
         end of an idle slot can be evicted alone (see Ledger). `prefill_reader`: a second context
         for prompts, or None. `exact_rows`: see StrategyResources. `token_bytes`: bytes of a token
-        in the KV cache; 0 if unknown.
+        in the KV cache; 0 if unknown. `thread_team`: changes the number of threads of the context;
+        None to leave it.
         """
+        self.thread_team = thread_team
         self.context, self.prefill_reader = context, prefill_reader
         self.ledger = Ledger(context, keeps_idle)
         self.scheduler = Scheduler(context, self.ledger, schedule, token_bytes)
@@ -430,6 +434,8 @@ class Engine:
             start_time = time.perf_counter()
             rows = compute(plan)
         self._compute_seconds = time.perf_counter() - start_time
+        if self.thread_team:
+            self.thread_team.observe_pass(len(plan.tokens), self._compute_seconds)
         return rows
 
     def _decode(self, plan: ForwardPass) -> SequenceOf[RowLogits]:

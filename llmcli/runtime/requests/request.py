@@ -27,6 +27,8 @@ class RunOptions(PlacementOptions):
       0 for no such context.
     - `saves_states`: states of answers are saved on disk (disk_cache/), in parts if the cache of the
       model has parts.
+    - `adapts_threads`: use fewer threads for tokens while other programs use the processor
+      (engine/thread_team.py).
     - `gemm`: "ggml" leaves all matrix products to ggml. "auto" uses llmcli's own code for products
       of many rows where it is faster (binding/kernels/gemm.py).
     """
@@ -45,6 +47,7 @@ class RunOptions(PlacementOptions):
     scoring_outputs: int = 0
     prefill_cells: int = 0
     saves_states: bool = False
+    adapts_threads: bool = False
     gemm: str = "auto"
 
     def with_placement(self, placement: PlacementOptions) -> "RunOptions":

@@ -61,7 +61,9 @@ def test_types_that_ggml_multiplies_faster_are_left_to_it_and_measured_once(
     assert len(measured) == 4
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"version": 2, "own": 1.0, "ggml": 0.1}', "[1]"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"version": 2, "own_seconds": 1.0, "ggml_seconds": 0.1}', "[1]"]
+)
 def test_a_damaged_result_is_measured_again(
     path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -72,7 +74,7 @@ def test_a_damaged_result_is_measured_again(
     saved.write_text(text)
     assert choose_products(read_header(path), ON_HOST, 2, config) == ()
     assert "Q4_K" in measured
-    assert json.loads(saved.read_text())["own"] == 1.0
+    assert json.loads(saved.read_text())["own_seconds"] == 1.0
 
 
 def test_small_models_and_ggmls_products_are_not_measured(
@@ -92,5 +94,5 @@ def test_every_type_can_be_measured(name: str) -> None:
     if products.repack_buffer_type() is None:
         pytest.skip(products.unusable_reason())
     times, _ = product_trial.measure_products(name, 1)
-    assert times.own > 0
-    assert times.ggml > 0
+    assert times.own_seconds > 0
+    assert times.ggml_seconds > 0

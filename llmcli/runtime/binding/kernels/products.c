@@ -324,6 +324,7 @@ static const struct tensor_traits_functions own_traits_functions = {
 static struct tensor_traits own_traits = {&own_traits_functions};
 
 static bool attention_is_on = true;
+static bool leaves_attention;  // whether ggml has computed the attention of a single token
 static bool attention_size(struct tensor_traits * self, int threads, const struct ggml_tensor * op, size_t * size) {
     (void)self;
     *size = attention_work_size(threads, op);
@@ -362,7 +363,11 @@ static bool supports_op(struct extra_buffer_type * self, ggml_backend_dev_t devi
 }
 static struct tensor_traits * get_tensor_traits(struct extra_buffer_type * self, const struct ggml_tensor * op) {
     (void)self;
-    if (op->op == GGML_OP_FLASH_ATTN_EXT) return attention_is_on && is_own_attention(op) ? &attention_traits : NULL;
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+        if (attention_is_on && is_own_attention(op)) return &attention_traits;
+        if (op->src[0]->ne[1] == 1) __atomic_store_n(&leaves_attention, true, __ATOMIC_RELAXED);
+        return NULL;
+    }
     return is_own(op) ? &own_traits : other_traits(op);
 }
 static const struct extra_buffer_type_functions own_functions = {
@@ -416,6 +421,7 @@ EXPORT const char * llmcli_products_ggml_version(void);
 EXPORT void llmcli_products_install(
     ggml_backend_buffer_type_t type, const struct cpu_functions * functions, uint64_t types);
 EXPORT void llmcli_products_use_attention(int on);
+EXPORT int llmcli_products_leave_attention(void);
 EXPORT int llmcli_products_multiply(
     int type, const void * weights, int64_t height, int64_t row_bytes, int64_t columns, const float * inputs,
     int64_t rows, float * out);
@@ -441,6 +447,9 @@ void llmcli_products_install(
 
 // Lets attention.c compute attention from now on if `on`, else ggml.
 void llmcli_products_use_attention(int on) { attention_is_on = on != 0; }
+
+// Returns 1 if ggml has computed the attention of a single token in this process, else 0.
+int llmcli_products_leave_attention(void) { return __atomic_load_n(&leaves_attention, __ATOMIC_RELAXED); }
 
 // Writes weights [height, row_bytes] in the layout of this file; returns 1, or 0 if there is none for them.
 int llmcli_products_interleave(int type, const void * weights, int64_t height, int64_t row_bytes, void * out) {

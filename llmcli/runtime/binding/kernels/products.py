@@ -76,6 +76,14 @@ def use_attention(*, own: bool) -> None:
         functions.library.llmcli_products_use_attention(own)
 
 
+def leaves_attention_to_ggml() -> bool:
+    """Return whether ggml has computed the attention of a single token with flash attention in this
+    process. ggml's result depends on the number of threads, llmcli's does not.
+    """
+    functions = _functions()
+    return functions is None or bool(functions.library.llmcli_products_leave_attention())
+
+
 def repack_buffer_type() -> int | None:
     """Return the address of ggml's buffer type for weights in a layout of their own, or None if it
     is unknown.
@@ -151,6 +159,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.llmcli_products_ggml_version.restype = ctypes.c_char_p
     library.llmcli_products_install.restype = None
     library.llmcli_products_install.argtypes = [pointer, pointer, ctypes.c_uint64]
+    library.llmcli_products_leave_attention.restype = flag
     library.llmcli_products_use_attention.restype = None
     library.llmcli_products_use_attention.argtypes = [flag]
     library.llmcli_products_interleave.argtypes = [flag, pointer, size, size, pointer]
