@@ -12,7 +12,9 @@ from llmcli.bench.speed.bandwidth_share import bandwidth_share
 from llmcli.bench.speed.depth_states import DepthStates
 from llmcli.bench.speed.measure import ModelUnderTest, SpeedResult
 from llmcli.bench.speed.parameter_grid import SpeedTest
+from llmcli.config import Config
 from llmcli.errors import UserError
+from llmcli.planning.measurements.product_trial import choose_products
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.model import Model
 from llmcli.types import ProgressBar, ProgressDisplay
@@ -33,6 +35,9 @@ class SpeedSettings:
     is_sweep: bool = False
     with_sampling: bool = False
     bandwidth: float | None = None
+    # where the measured speeds of both kinds of products are saved (product_trial.py); None: llmcli's
+    # own products are used for all types
+    config: Config | None = None
 
 
 def run_tests(
@@ -62,10 +67,15 @@ def run_tests(
         len(tests) * (settings.repetitions if settings.is_sweep else 1),
         "tests",
     ) as bar:
-        for placement, group in groupby(tests, key=lambda test: test.placement):
+        for placement, grouped in groupby(tests, key=lambda test: test.placement):
+            group = list(grouped)
+            if settings.config is not None:
+                threads = max(test.n_threads for test in group)
+                left_to_ggml = choose_products(header, placement, threads, settings.config)
+                placement = replace(placement, ggml_types=left_to_ggml)
             with measure.open_model_under_test(path, placement) as (model, about):
                 for measured in _measure_tests(
-                    list(group), settings, _ModelBench(model, about, settings, bar)
+                    group, settings, _ModelBench(model, about, settings, bar)
                 ):
                     complete = replace(
                         measured,

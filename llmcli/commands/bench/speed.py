@@ -357,6 +357,7 @@ def _run_tests(
         bandwidth=bandwidth_share.machine_bandwidth(
             run_history, ui, remeasure=options["remeasure"]
         ),
+        config=config,
     )
     try:
         return run_tests(

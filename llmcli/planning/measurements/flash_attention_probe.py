@@ -23,6 +23,7 @@ from llmcli.planning.measurements.attention_stub import HeadShape
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.kernels import products
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
@@ -101,7 +102,10 @@ def cache_path(case: AttentionCase, config: Config) -> Path:
     llama.cpp. The file may not exist.
     """
     key = json.dumps(
-        [asdict(case), rpc_workers.machine_and_workers(), tuned_profile.build_identity()]
+        [
+            *(asdict(case), products.library_name()),  # which has attention of its own
+            *(rpc_workers.machine_and_workers(), tuned_profile.build_identity()),
+        ]
     )
     return config.cache / "attention" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 

@@ -55,14 +55,14 @@ class CpuGraph:
         functions = _functions()
         buffer_type = products.repack_buffer_type() or functions.ggml_backend_cpu_buffer_type()
         tensor: int = functions.ggml_new_tensor_2d(self._context, kind, columns, len(blocks))
-        with registry_lock:
+        with registry_lock:  # no model is loaded meanwhile with this choice
             products.choose_layout(own_types)
             buffer = functions.ggml_backend_buft_alloc_buffer(buffer_type, blocks.nbytes)
-        if not buffer:
-            raise UserError("there is no memory for weights", hint="close other programs")
-        self._buffers.append(buffer)
-        address = functions.ggml_backend_buffer_get_base(buffer)
-        functions.ggml_backend_tensor_alloc(buffer, tensor, address)
+            if not buffer:
+                raise UserError("there is no memory for weights", hint="close other programs")
+            self._buffers.append(buffer)
+            address = functions.ggml_backend_buffer_get_base(buffer)
+            functions.ggml_backend_tensor_alloc(buffer, tensor, address)
         made = Tensor.from_address(tensor)
         if made.extra:
             functions.ggml_backend_tensor_set(tensor, blocks.ctypes.data, 0, blocks.nbytes)
