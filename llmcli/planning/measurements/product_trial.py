@@ -38,9 +38,9 @@ EXCHANGE_PRODUCTS = 128, 512 // PROMPT_ROWS
 ROUNDS = 9
 # ggml's products are used only if they take less than this share of the time of llmcli's.
 MAX_GGML_RATIO = 0.95
-# If the median takes more than this many times the shortest, other programs were busy, and the
-# result is not saved.
-MAX_MEDIAN_RATIO = 1.3
+# If the median takes more than this many times the shortest, other programs were busy. Then a result
+# is saved only if one takes this many times as long as the other.
+MAX_MEDIAN_RATIO, CLEAR_RATIO = 1.3, 1.25
 MAX_FILE_BYTES = 1 << 12  # maximum size of the file of a result
 
 
@@ -50,6 +50,12 @@ class ProductTimes:
 
     own_seconds: float
     ggml_seconds: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether one is so much faster that other programs cannot be the reason."""
+        times = (self.own_seconds, self.ggml_seconds)
+        return max(times) > CLEAR_RATIO * min(times)
 
     @property
     def is_faster_with_ggml(self) -> bool:
@@ -98,7 +104,7 @@ def _read_or_measure(name: str, threads: int, config: Config) -> ProductTimes:
     times = _read_times(path)
     if times is None:
         times, is_steady = measure_products(name, threads)
-        if is_steady:
+        if is_steady or times.is_clear:
             # if the result cannot be saved, the next run measures again
             with suppress(UserError):
                 write_atomically(

@@ -77,6 +77,27 @@ def test_a_damaged_result_is_measured_again(
     assert json.loads(saved.read_text())["own_seconds"] == 1.0
 
 
+@pytest.mark.parametrize(("ggml_seconds", "count"), [(1.1, 2), (1.3, 1), (0.7, 1)])
+def test_beside_other_programs_only_a_clear_result_is_kept(
+    path: Path,
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    ggml_seconds: float,
+    count: int,
+) -> None:
+    monkeypatch.setattr(product_trial, "MIN_BYTES", 0)
+    measured: list[str] = []
+
+    def measure(name: str, threads: int) -> tuple[ProductTimes, bool]:
+        measured.append(name)
+        return ProductTimes(1.0, ggml_seconds), False
+
+    monkeypatch.setattr(product_trial, "measure_products", measure)
+    for _ in range(2):
+        choose_products(read_header(path), ON_HOST, 2, config)
+    assert measured.count("Q4_K") == count
+
+
 def test_small_models_and_ggmls_products_are_not_measured(
     path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
