@@ -99,9 +99,9 @@ INLINE void store_four_sums(const F * of, float * out) {
 // ---- what an operation has
 
 typedef struct {
-    const struct ggml_tensor *op, *query, *key, *value, *mask;
+    const struct ggml_tensor *op, *query, *key, *value, *mask, *sinks;
     Decode decode_key, decode_value;
-    float scale;
+    float scale, max_bias, cap;  // cap: scores are limited to cap * tanh(score / cap); 0: they are not
     size_t key_bytes, value_bytes;  // of a cell, for a head
     int64_t key_size, value_size, rows, streams, heads, pairs, sharing, cells, chunks;
     // memory in floats: of each thread, and of the result of a chunk
@@ -129,11 +129,14 @@ static size_t row_bytes(const struct ggml_tensor * cache) {
 static Attention attention(const struct ggml_tensor * op, int threads) {
     const struct ggml_tensor *query = op->src[0], *key = op->src[1], *value = op->src[2];
     Attention of = {
-        op, query, key, value, op->src[3], decoder(key->type), decoder(value->type), 0,
+        op, query, key, value, op->src[3], op->src[4], decoder(key->type), decoder(value->type), 0, 0, 0,
         row_bytes(key), row_bytes(value),
         key->ne[0], value->ne[0], query->ne[1], query->ne[3], query->ne[2], key->ne[2],
         query->ne[2] / key->ne[2], key->ne[1], (key->ne[1] + CHUNK - 1) / CHUNK, 0, 0, false};
     memcpy(&of.scale, op->op_params, sizeof(float));
+    memcpy(&of.max_bias, op->op_params + 1, sizeof(float));
+    memcpy(&of.cap, op->op_params + 2, sizeof(float));
+    if (of.cap != 0) of.scale /= of.cap;
     of.scratch = padded(of.cells) + padded(of.sharing * of.key_size) + padded(KEYS * of.key_size)
         + padded(VALUES * of.value_size) + of.sharing * CHUNK + 2 * padded(of.sharing * of.value_size);
     of.partial = padded(of.value_size) + 16;
@@ -216,6 +219,24 @@ INLINE void add_all_values(
     for (; d < size; d += LANES) add_values(weights, values + d, count, size, heads, 1, out + d);
 }
 
+// Limits scores that were divided by the cap: cap * tanh(score).
+static void limit_scores(float * scores, int count, float cap) {
+    for (int c = 0; c < count; c += LANES) {
+        // below 88 / 2, where the exponential is finite; tanh is 1 from 9 on
+        const F x = min_lanes(max_lanes(load(scores + c), splat(-40)), splat(40));
+        store(scores + c, splat(cap) - splat(2 * cap) / (exponential(x + x) + splat(1)));
+    }
+}
+
+// The factor of the mask for a head, by which ALiBi lowers the scores of distant cells.
+static float slope(const Attention * of, int64_t head) {
+    if (of->max_bias <= 0) return 1;
+    int64_t power = 1;
+    while (2 * power <= of->heads) power *= 2;
+    return head < power ? powf(2, -of->max_bias / power * (head + 1))
+                        : powf(2, -of->max_bias / 2 / power * (2 * (head - power) + 1));
+}
+
 // Replaces the scores of a head by their exponentials relative to the greatest.
 static void exponentiate(float * scores, int count, float * most, float * weight) {
     for (int c = count; c % LANES; c++) scores[c] = -INFINITY;
@@ -275,7 +296,9 @@ static void compute_chunk(
     }
     for (int64_t h = 0; h < of->sharing; h++) {
         float * scores = in->scores + h * CHUNK;
-        for (int c = 0; in->has_bias && c < count; c++) scores[c] += half_at(mask + 2 * cells[c]);
+        if (of->cap != 0) limit_scores(scores, count, of->cap);
+        const float factor = in->has_bias ? slope(of, pair * of->sharing + h) : 0;
+        for (int c = 0; in->has_bias && c < count; c++) scores[c] += factor * half_at(mask + 2 * cells[c]);
         exponentiate(scores, count, in->most + h, in->weight + h);
     }
     memset(in->chunk, 0, sizeof(float) * of->sharing * of->value_size);
@@ -309,12 +332,19 @@ static void merge(
     *most = top;
 }
 
-static void write_result(const Attention * of, int64_t row, int64_t head, const float * total, float weight) {
+static void write_result(
+    const Attention * of, int64_t row, int64_t head, const float * total, float most, float weight
+) {
     const int64_t stream = row / of->rows;
     float * out = (float *)(
         (uint8_t *)of->op->data
         + (stream * of->op->ne[2] * of->op->ne[1] + head + row % of->rows * of->op->ne[1]) * of->op->nb[1]);
-    const float factor = weight != 0 ? 1 / weight : 0;  // a token that sees no cell
+    float factor = 1;
+    if (of->sinks) {  // the score of a head for no cell
+        const float sink = ((const float *)of->sinks->data)[head], top = sink > most ? sink : most;
+        factor = expf(most - top), weight = weight * factor + expf(sink - top);
+    }
+    factor = weight != 0 ? factor / weight : 0;  // 0: a token that sees no cell
     for (int64_t d = 0; d < of->value_size; d++) out[d] = total[d] * factor;
 }
 
@@ -333,7 +363,7 @@ static void compute_row(const Attention * of, Scratch * in, int64_t row, int64_t
                 in->weight[h], of->value_size);
     }
     for (int64_t h = 0; h < of->sharing; h++)
-        write_result(of, row, pair * of->sharing + h, in->total + h * of->value_size, weight[h]);
+        write_result(of, row, pair * of->sharing + h, in->total + h * of->value_size, most[h], weight[h]);
 }
 
 // The result of a chunk for a head in `partials`: its sums, and then its greatest score and its weight.
@@ -367,18 +397,14 @@ static void merge_partials(const Attention * of, Scratch * in, int64_t row, int6
             merge(
                 in->total, &most, &weight, from, from[of->value_size], from[of->value_size + 1], of->value_size);
     }
-    write_result(of, row, head, in->total, weight);
+    write_result(of, row, head, in->total, most, weight);
 }
 
 bool is_own_attention(const struct ggml_tensor * op) {
     const struct ggml_tensor *query = op->src[0], *key = op->src[1], *value = op->src[2], *mask = op->src[3];
-    float bias, cap;
-    memcpy(&bias, op->op_params + 1, sizeof(float));
-    memcpy(&cap, op->op_params + 2, sizeof(float));
-    const bool is_plain = bias == 0 && cap == 0 && !op->src[4];  // src[4]: sinks
     const bool has_types = query->type == GGML_TYPE_F32 && decoder(key->type) && decoder(value->type)
-        && (!mask || mask->type == GGML_TYPE_F16);
-    if (!is_plain || !has_types) return false;
+        && (!mask || mask->type == GGML_TYPE_F16) && (!op->src[4] || op->src[4]->type == GGML_TYPE_F32);
+    if (!has_types) return false;
     const int unit = key->type == GGML_TYPE_F16 && value->type == GGML_TYPE_F16 ? LANES : 32;
     const bool fits = key->ne[0] % unit == 0 && value->ne[0] % unit == 0 && key->ne[0] % LANES == 0
         && key->ne[0] <= MOST_SIZE && value->ne[0] <= MOST_SIZE && key->ne[2] == value->ne[2]

@@ -41,6 +41,9 @@ class Case:
     keys: F32
     values: F32
     mask: NDArray[np.float16] | None
+    cap: float = 0.0
+    max_bias: float = 0.0
+    sinks: F32 | None = None
 
     def expected(self) -> F64:
         """Return the result in float64, `[streams, rows, heads, size]`."""
@@ -50,11 +53,27 @@ class Case:
             for part in (self.keys, self.values)
         )
         scores = self.queries.astype(np.float64) @ keys.swapaxes(-1, -2) * scale(self.keys)
+        if self.cap:
+            scores = self.cap * np.tanh(scores / self.cap)
         if self.mask is not None:
-            scores = scores + self.mask.astype(np.float64)[:, None]
+            slopes = alibi_slopes(self.queries.shape[1], self.max_bias)
+            scores = scores + slopes[:, None, None] * self.mask.astype(np.float64)[:, None]
+        if self.sinks is not None:
+            sinks = np.broadcast_to(self.sinks[:, None, None], (*scores.shape[:-1], 1))
+            scores = np.concatenate([scores, sinks], -1)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        return (weights @ values).transpose(0, 2, 1, 3)
+        return (weights[..., : values.shape[2]] @ values).transpose(0, 2, 1, 3)
+
+
+def alibi_slopes(heads: int, max_bias: float) -> F64:
+    """Return the slopes of the paper (Press et al. 2021) for any number of heads."""
+    if not max_bias:
+        return np.ones(heads)
+    power = 2 ** int(np.log2(heads))
+    first = 2.0 ** (-max_bias / power * np.arange(1, power + 1))
+    rest = 2.0 ** (-max_bias / power / 2 * np.arange(1, 2 * (heads - power), 2))
+    return np.concatenate([first, rest])
 
 
 def scale(keys: F32) -> float:
@@ -130,8 +149,15 @@ def compute(case: Case, threads: int = 2) -> F32:
             mask = functions.ggml_new_tensor_4d(graph._context, F16_KIND, cells, rows, 1, streams)
             graph._keep(mask, np.ascontiguousarray(case.mask))
         made = functions.ggml_flash_attn_ext(
-            graph._context, queries, keys, values, mask, scale(case.keys), 0.0, 0.0
+            *(graph._context, queries, keys, values, mask),
+            *(scale(case.keys), case.max_bias, case.cap),
         )
+        if case.sinks is not None:
+            functions.ggml_flash_attn_ext_add_sinks.argtypes = [pointer, pointer]
+            functions.ggml_flash_attn_ext_add_sinks.restype = None
+            functions.ggml_flash_attn_ext_add_sinks(
+                made, tensor(F32_KIND, heads, np.ascontiguousarray(case.sinks))
+            )
         assert list(Tensor.from_address(made).ne) == [size, heads, rows, streams]
         out = np.zeros((streams, rows, heads, size), np.float32)
         graph._keep(made, out)
@@ -168,6 +194,26 @@ def test_attention_equals_that_of_decoded_cells(
 def test_any_shape_of_heads(kind: str, size: int, heads: int, pairs: int) -> None:
     case = make_case(kind, rows=2, size=size, heads=heads, pairs=pairs, streams=3, mask="holes")
     assert largest_error(compute(case), case.expected()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cells", [100, 3000])
+@pytest.mark.parametrize("extra", ["cap", "bias", "sinks", "all"])
+def test_caps_biases_and_sinks(kind: str, cells: int, extra: str) -> None:
+    """As of Gemma 2, MPT and gpt-oss."""
+    case = make_case(kind, rows=2, cells=cells, heads=6)
+    assert case.mask is not None
+    if extra in ("cap", "all"):
+        case = replace(case, cap=5.0)
+    if extra in ("bias", "all"):
+        distance = -np.arange(cells)[::-1].astype(np.float16) / 8
+        mask = np.where(np.isinf(case.mask), case.mask, distance).astype(np.float16)
+        case = replace(case, mask=mask, max_bias=8.0)
+    if extra in ("sinks", "all"):
+        case = replace(case, sinks=np.array([-3, 0, 2, 9, 30, -50], np.float32))
+    assert largest_error(compute(case), case.expected()) < 1e-5
+    products.use_attention(own=False)
+    assert largest_error(compute(case), case.expected()) < 0.05  # so the expectation is ggml's
 
 
 def test_it_is_computed_here_and_more_exact_than_by_ggml() -> None:
