@@ -43,12 +43,12 @@ INLINE void store(float * out, const Floats * sums, const int N) {
     EACH_ROW store_floats(out + r * KERNEL_ROWS, sums[r]);
 }
 // Moves bits of each byte: `from` > 0 to the right, < 0 to the left; `bits` are those wanted.
-INLINE Bytes moved(Bytes value, const int from, const int bits) {
-    return masked(from > 0 ? shifted_right(value, from) : from < 0 ? shifted_left(value, -from) : value, bits);
+INLINE Bytes move_bits(Bytes value, const int from, const int bits) {
+    return mask_bits(from > 0 ? shift_right(value, from) : from < 0 ? shift_left(value, -from) : value, bits);
 }
 // Adds a product of float scales: total + scale of the weights * scale of the inputs * dots.
 INLINE Floats add_scaled(Floats total, Floats weights, const float * inputs, Sums dots) {
-    return add_product(times(weights, broadcast(inputs)), to_floats(dots), total);
+    return add_product(multiply_floats(weights, broadcast(inputs)), to_floats(dots), total);
 }
 
 // ---- legacy types: blocks of 32 weights
@@ -56,17 +56,17 @@ INLINE Floats add_scaled(Floats total, Floats weights, const float * inputs, Sum
 INLINE void read_nibbles(const uint8_t * at, int64_t gap, Bytes * weights) {
     UNROLL8 for (int i = 0; i < 4; i++) {
         const Bytes two = load(at + 32 * i, gap);
-        weights[i] = masked(two, 15);
-        weights[4 + i] = moved(two, 4, 15);
+        weights[i] = mask_bits(two, 15);
+        weights[4 + i] = move_bits(two, 4, 15);
     }
 }
 INLINE void read_fifth_bits(const uint8_t * at, int64_t gap, Bytes * weights) {
     const Bytes bits = load(at, gap);
-    UNROLL8 for (int v = 0; v < 8; v++) weights[v] = joined(weights[v], moved(bits, v - 4, 16));
+    UNROLL8 for (int v = 0; v < 8; v++) weights[v] = join_bits(weights[v], move_bits(bits, v - 4, 16));
 }
 INLINE void look_up(const uint8_t * at, int64_t gap, Table table, Bytes * weights) {
     read_nibbles(at, gap, weights);
-    UNROLL8 for (int v = 0; v < 8; v++) weights[v] = looked_up(table, weights[v]);
+    UNROLL8 for (int v = 0; v < 8; v++) weights[v] = look_up_bytes(table, weights[v]);
 }
 INLINE void read_bytes(const uint8_t * at, int64_t gap, Bytes * weights) {
     UNROLL8 for (int v = 0; v < 8; v++) weights[v] = load(at + 32 * v, gap);
@@ -81,14 +81,14 @@ INLINE void read_bytes(const uint8_t * at, int64_t gap, Bytes * weights) {
         for (int64_t b = 0; b < columns / 32; b++, at += BYTES) {                                                      \
             Bytes weights[8];                                                                                          \
             READ;                                                                                                      \
-            const Floats d = halves_at(at, gap);                                                                       \
+            const Floats d = load_halves(at, gap);                                                                     \
             EACH_ROW {                                                                                                 \
-                const Sums dots = dot_unsigned(weights, 8, MOST, in[r].values + 32 * b, no_scales());                  \
+                const Sums dots = dot_unsigned(weights, 8, MOST, in[r].values + 32 * b, unit_scales());                \
                 const Floats sum = broadcast(in[r].sums + b);                                                          \
-                Floats scaled = times(to_floats(dots), broadcast(in[r].scales + b));                                   \
-                if (OFFSET) scaled = subtract_product(float_of(OFFSET), sum, scaled);                                  \
+                Floats scaled = multiply_floats(to_floats(dots), broadcast(in[r].scales + b));                         \
+                if (OFFSET) scaled = subtract_product(broadcast_value(OFFSET), sum, scaled);                           \
                 sums[r] = add_product(d, scaled, sums[r]);                                                             \
-                if (!OFFSET) sums[r] = add_product(halves_at(at + 16, gap), sum, sums[r]);                             \
+                if (!OFFSET) sums[r] = add_product(load_halves(at + 16, gap), sum, sums[r]);                           \
             }                                                                                                          \
         }                                                                                                              \
         store(out, sums, N);                                                                                           \
@@ -110,15 +110,15 @@ static const int8_t fp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4
             READ;                                                                                                      \
             const Floats d = SCALES(at, gap);                                                                          \
             EACH_ROW {                                                                                                 \
-                const Sums dots = dot_signed(weights, in[r].values + 32 * b, in[r].sums32 + b, no_scales());           \
+                const Sums dots = dot_signed(weights, in[r].values + 32 * b, in[r].sums32 + b, unit_scales());         \
                 sums[r] = add_scaled(sums[r], d, in[r].scales + b, dots);                                              \
             }                                                                                                          \
         }                                                                                                              \
         store(out, sums, N);                                                                                           \
     }
-SIGNED_32(x8_q8_0, 272, halves_at, read_bytes(at + 16, gap, weights))
-SIGNED_32(x8_iq4_nl, 144, halves_at, look_up(at + 16, gap, table_of(iq4_values), weights))
-SIGNED_32(x8_mxfp4, 136, powers_at, look_up(at + 8, gap, table_of(fp4_values), weights))
+SIGNED_32(x8_q8_0, 272, load_halves, read_bytes(at + 16, gap, weights))
+SIGNED_32(x8_iq4_nl, 144, load_halves, look_up(at + 16, gap, load_table(iq4_values), weights))
+SIGNED_32(x8_mxfp4, 136, load_powers, look_up(at + 8, gap, load_table(fp4_values), weights))
 
 // ---- k-quants: blocks of 256 weights, whose groups have integer scales
 
@@ -134,27 +134,30 @@ SIGNED_32(x8_mxfp4, 136, powers_at, look_up(at + 8, gap, table_of(fp4_values), w
             EACH_ROW {                                                                                                 \
                 Sums least = zero_sums();                                                                              \
                 UNROLL8 for (int p = 0; p < 4; p++)                                                                    \
-                    least = add(least, dot_sums(unsigned_pairs(six + 64 + 16 * p, 128), in[r].sums32 + 8 * b + 2 * p)); \
+                    least = add(                                                                                       \
+                        least,                                                                                         \
+                        dot_sums(load_unsigned_pairs(six + 64 + 16 * p, 128), in[r].sums32 + 8 * b + 2 * p));          \
                 sums[r] = subtract_product(                                                                            \
-                    times(halves_at(at + 16, gap), broadcast(in[r].scales + b)), to_floats(least), sums[r]);           \
+                    multiply_floats(load_halves(at + 16, gap), broadcast(in[r].scales + b)), to_floats(least),         \
+                    sums[r]);                                                                                          \
                 dots[r] = zero_sums();                                                                                 \
             }                                                                                                          \
             for (int p = 0; p < 4; p++)                                                                                \
                 UNROLL8 for (int u = 0; u < 2; u++) {                                                                  \
                     Bytes weights[8];                                                                                  \
                     UNROLL8 for (int i = 0; i < 8; i++) {                                                              \
-                        weights[i] = moved(load(at + QS + 256 * p + 32 * i, gap), 4 * u, 15);                          \
+                        weights[i] = move_bits(load(at + QS + 256 * p + 32 * i, gap), 4 * u, 15);                      \
                         if (FIFTH) {                                                                                   \
-                            const Bytes bits = shifted_right(load(at + 128 + 32 * i, gap), 2 * p);                     \
-                            weights[i] = joined(weights[i], moved(bits, u - 4, 16));                                   \
+                            const Bytes bits = shift_right(load(at + 128 + 32 * i, gap), 2 * p);                       \
+                            weights[i] = join_bits(weights[i], move_bits(bits, u - 4, 16));                            \
                         }                                                                                              \
                     }                                                                                                  \
-                    const Scales scales = unsigned_scales(six + 16 * p + 8 * u, 128);                                  \
+                    const Scales scales = load_scales(six + 16 * p + 8 * u, 128);                                      \
                     const int64_t first = 256 * b + 64 * p + 32 * u;                                                   \
                     EACH_ROW dots[r] =                                                                                 \
                         add(dots[r], dot_unsigned(weights, 8, FIFTH ? 4 : 8, in[r].values + first, scales));           \
                 }                                                                                                      \
-            EACH_ROW sums[r] = add_scaled(sums[r], halves_at(at, gap), in[r].scales + b, dots[r]);                     \
+            EACH_ROW sums[r] = add_scaled(sums[r], load_halves(at, gap), in[r].scales + b, dots[r]);                   \
         }                                                                                                              \
         store(out, sums, N);                                                                                           \
     }
@@ -174,7 +177,7 @@ K_MINIMA(x8_q5_K, 1408, 384, 1)
                 Sums less = zero_sums();                                                                               \
                 UNROLL8 for (int p = 0; p < 8; p++)                                                                    \
                     less = add(less, dot_sums(PAIRS(p), in[r].sums16 + 16 * b + 2 * p));                               \
-                dots[r] = negative_shifted(less, SHIFT);                                                               \
+                dots[r] = negate_shifted(less, SHIFT);                                                                 \
             }                                                                                                          \
             for (int p = 0; p < 4; p++)                                                                                \
                 UNROLL8 for (int u = 0; u < 2; u++) {                                                                  \
@@ -188,28 +191,28 @@ K_MINIMA(x8_q5_K, 1408, 384, 1)
                         dots[r] = add(dots[r], dot_unsigned(weights + 4, 4, MOST, values + 16, odd));                  \
                     }                                                                                                  \
                 }                                                                                                      \
-            EACH_ROW sums[r] = add_scaled(sums[r], halves_at(at, gap), in[r].scales + b, dots[r]);                     \
+            EACH_ROW sums[r] = add_scaled(sums[r], load_halves(at, gap), in[r].scales + b, dots[r]);                   \
         }                                                                                                              \
         store(out, sums, N);                                                                                           \
     }
 
 // d, 128 bytes of scales, 512 bytes of upper bits, 1024 bytes of nibbles
-#define Q6_K_PAIRS(P) signed_pairs(at + 16 + 16 * (P), gap)
+#define Q6_K_PAIRS(P) load_signed_pairs(at + 16 + 16 * (P), gap)
 #define Q6_K_WEIGHT(P, U, I)                                                                                           \
-    joined(                                                                                                            \
-        masked(shifted_right(load(at + 656 + 512 * ((P) / 2) + 256 * (U) + 32 * (I), gap), 4 * ((P) % 2)), 15),        \
-        moved(shifted_right(load(at + 144 + 256 * ((P) / 2) + 32 * (I), gap), 4 * ((P) % 2)), 2 * (U) - 4, 48))
+    join_bits(                                                                                                         \
+        mask_bits(shift_right(load(at + 656 + 512 * ((P) / 2) + 256 * (U) + 32 * (I), gap), 4 * ((P) % 2)), 15),       \
+        move_bits(shift_right(load(at + 144 + 256 * ((P) / 2) + 32 * (I), gap), 4 * ((P) % 2)), 2 * (U) - 4, 48))
 K_OFFSET(x8_q6_K, 1680, , Q6_K_PAIRS, Q6_K_WEIGHT, 5, 2)
 
 // d, 96 bytes of scales, 256 bytes of third bits, 512 bytes of two bits
 #define Q3_K_PREPARE                                                                                                   \
     uint8_t six[16 * KERNEL_ROWS] ALIGNED;                                                                             \
     unpack_six(at + 16, gap, six);
-#define Q3_K_PAIRS(P) less_32(unsigned_pairs(six + 16 * (P), 128))
+#define Q3_K_PAIRS(P) subtract_32(load_unsigned_pairs(six + 16 * (P), 128))
 #define Q3_K_WEIGHT(P, U, I)                                                                                           \
-    joined(                                                                                                            \
-        moved(shifted_right(load(at + 368 + 256 * ((P) / 2) + 32 * (I), gap), 4 * ((P) % 2)), 2 * (U), 3),             \
-        moved(shifted_right(load(at + 112 + 32 * (I), gap), 2 * (P)), (U) - 2, 4))
+    join_bits(                                                                                                         \
+        move_bits(shift_right(load(at + 368 + 256 * ((P) / 2) + 32 * (I), gap), 4 * ((P) % 2)), 2 * (U), 3),           \
+        move_bits(shift_right(load(at + 112 + 32 * (I), gap), 2 * (P)), (U) - 2, 4))
 K_OFFSET(x8_q3_K, 880, Q3_K_PREPARE, Q3_K_PAIRS, Q3_K_WEIGHT, 2, 4)
 
 // d, minimum of d, 128 bytes of scales and minima (four bits each), 512 bytes of two bits
@@ -221,16 +224,19 @@ KERNEL(x8_q2_K) {
         EACH_ROW {
             Sums least = zero_sums();
             UNROLL8 for (int p = 0; p < 8; p++)
-                least = add(least, dot_sums(upper_nibbles(unsigned_pairs(at + 32 + 16 * p, gap)), in[r].sums16 + 16 * b + 2 * p));
+                least = add(
+                    least,
+                    dot_sums(
+                        take_upper_nibbles(load_unsigned_pairs(at + 32 + 16 * p, gap)), in[r].sums16 + 16 * b + 2 * p));
             sums[r] = subtract_product(
-                times(halves_at(at + 16, gap), broadcast(in[r].scales + b)), to_floats(least), sums[r]);
+                multiply_floats(load_halves(at + 16, gap), broadcast(in[r].scales + b)), to_floats(least), sums[r]);
             dots[r] = zero_sums();
         }
         for (int s = 0; s < 8; s++) {
             Bytes weights[8];
             UNROLL8 for (int i = 0; i < 8; i++)
-                weights[i] = masked(shifted_right(load(at + 160 + 256 * (s / 4) + 32 * i, gap), 2 * (s % 4)), 3);
-            const Pairs pairs = lower_nibbles(unsigned_pairs(at + 32 + 16 * s, gap));
+                weights[i] = mask_bits(shift_right(load(at + 160 + 256 * (s / 4) + 32 * i, gap), 2 * (s % 4)), 3);
+            const Pairs pairs = take_lower_nibbles(load_unsigned_pairs(at + 32 + 16 * s, gap));
             const Scales even = even_scales(pairs), odd = odd_scales(pairs);
             EACH_ROW {
                 const int8_t * values = in[r].values + 256 * b + 32 * s;
@@ -238,7 +244,7 @@ KERNEL(x8_q2_K) {
                 dots[r] = add(dots[r], dot_unsigned(weights + 4, 4, 4, values + 16, odd));
             }
         }
-        EACH_ROW sums[r] = add_scaled(sums[r], halves_at(at, gap), in[r].scales + b, dots[r]);
+        EACH_ROW sums[r] = add_scaled(sums[r], load_halves(at, gap), in[r].scales + b, dots[r]);
     }
     store(out, sums, N);
 }
@@ -247,7 +253,7 @@ KERNEL(x8_q2_K) {
 KERNEL(x8_iq4_xs) {
     Floats sums[8];
     EACH_ROW sums[r] = zero_floats();
-    const Table table = table_of(iq4_values);
+    const Table table = load_table(iq4_values);
     for (int64_t b = 0; b < columns / 256; b++, at += 1088) {
         uint8_t six[8 * KERNEL_ROWS] ALIGNED;
         unpack_six_of_xs(at + 16, gap, six);
@@ -256,11 +262,11 @@ KERNEL(x8_iq4_xs) {
         for (int s = 0; s < 8; s++) {
             Bytes weights[8];
             look_up(at + 64 + 128 * s, gap, table, weights);
-            const Scales scales = less_32_scales(unsigned_scales(six + 8 * s, 64));
+            const Scales scales = subtract_32_from_scales(load_scales(six + 8 * s, 64));
             EACH_ROW dots[r] = add(
                 dots[r], dot_signed(weights, in[r].values + 256 * b + 32 * s, in[r].sums32 + 8 * b + s, scales));
         }
-        EACH_ROW sums[r] = add_scaled(sums[r], halves_at(at, gap), in[r].scales + b, dots[r]);
+        EACH_ROW sums[r] = add_scaled(sums[r], load_halves(at, gap), in[r].scales + b, dots[r]);
     }
     store(out, sums, N);
 }

@@ -7,7 +7,7 @@
 
 INLINE __m256i load256(const void * at) { return _mm256_loadu_si256((const __m256i *)at); }
 // Shifts the bits of each byte to the right, or to the left if `right` < 0; `bits` are those wanted.
-INLINE __m256i bits256(__m256i value, const int right, const int bits) {
+INLINE __m256i shift_bits256(__m256i value, const int right, const int bits) {
     const __m256i shifted = right > 0 ? _mm256_srli_epi16(value, right) : _mm256_slli_epi16(value, -right);
     return _mm256_and_si256(shifted, _mm256_set1_epi8((char)bits));
 }
@@ -18,18 +18,18 @@ INLINE void store256(uint8_t * out, __m256i one, __m256i other) {
 // Unpacks 128 numbers of six bits from 96 bytes (pack_six in interleave.h).
 INLINE void unpack_six_256(const uint8_t * at, uint8_t * out) {
     const __m256i first = load256(at), second = load256(at + 32), upper = load256(at + 64);
-    store256(out, bits256(first, 0, 15), bits256(upper, -4, 48));
-    store256(out + 32, bits256(second, 0, 15), bits256(upper, -2, 48));
-    store256(out + 64, bits256(first, 4, 15), bits256(upper, 0, 48));
-    store256(out + 96, bits256(second, 4, 15), bits256(upper, 2, 48));
+    store256(out, shift_bits256(first, 0, 15), shift_bits256(upper, -4, 48));
+    store256(out + 32, shift_bits256(second, 0, 15), shift_bits256(upper, -2, 48));
+    store256(out + 64, shift_bits256(first, 4, 15), shift_bits256(upper, 0, 48));
+    store256(out + 96, shift_bits256(second, 4, 15), shift_bits256(upper, 2, 48));
 }
 // Unpacks 64 numbers from 48 bytes.
 INLINE void unpack_six_of_xs_256(const uint8_t * at, uint8_t * out) {
     const __m256i lower = load256(at);
     const __m256i upper = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(at + 32)));
     const __m256i shifted = _mm256_blend_epi32(upper, _mm256_srli_epi16(upper, 2), 0xf0);
-    store256(out, bits256(lower, 0, 15), bits256(shifted, -4, 48));
-    store256(out + 32, bits256(lower, 4, 15), bits256(shifted, 0, 48));
+    store256(out, shift_bits256(lower, 0, 15), shift_bits256(shifted, -4, 48));
+    store256(out + 32, shift_bits256(lower, 4, 15), shift_bits256(shifted, 0, 48));
 }
 
 INLINE __m256 most_of(__m256 one, __m256 other) {

@@ -14,29 +14,29 @@ INLINE Bytes load(const uint8_t * at, int64_t gap) {
     (void)gap;
     return load256(at);
 }
-INLINE Bytes masked(Bytes value, int bits) { return _mm256_and_si256(value, _mm256_set1_epi8((char)bits)); }
-INLINE Bytes shifted_right(Bytes value, const int count) { return _mm256_srli_epi16(value, count); }
-INLINE Bytes shifted_left(Bytes value, const int count) { return _mm256_slli_epi16(value, count); }
-INLINE Bytes joined(Bytes one, Bytes other) { return _mm256_or_si256(one, other); }
-INLINE Table table_of(const int8_t * values) {
+INLINE Bytes mask_bits(Bytes value, int bits) { return _mm256_and_si256(value, _mm256_set1_epi8((char)bits)); }
+INLINE Bytes shift_right(Bytes value, const int count) { return _mm256_srli_epi16(value, count); }
+INLINE Bytes shift_left(Bytes value, const int count) { return _mm256_slli_epi16(value, count); }
+INLINE Bytes join_bits(Bytes one, Bytes other) { return _mm256_or_si256(one, other); }
+INLINE Table load_table(const int8_t * values) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values));
 }
-INLINE Bytes looked_up(Table table, Bytes which) { return _mm256_shuffle_epi8(table, which); }
+INLINE Bytes look_up_bytes(Table table, Bytes which) { return _mm256_shuffle_epi8(table, which); }
 
 INLINE Floats zero_floats(void) { return _mm256_setzero_ps(); }
-INLINE Floats float_of(float value) { return _mm256_set1_ps(value); }
+INLINE Floats broadcast_value(float value) { return _mm256_set1_ps(value); }
 INLINE Floats broadcast(const float * at) { return _mm256_broadcast_ss(at); }
-INLINE Floats times(Floats one, Floats other) { return _mm256_mul_ps(one, other); }
+INLINE Floats multiply_floats(Floats one, Floats other) { return _mm256_mul_ps(one, other); }
 INLINE Floats add_product(Floats one, Floats other, Floats to) { return _mm256_fmadd_ps(one, other, to); }
 INLINE Floats subtract_product(Floats one, Floats other, Floats from) { return _mm256_fnmadd_ps(one, other, from); }
 INLINE Floats to_floats(Sums sums) { return _mm256_cvtepi32_ps(sums); }
 INLINE void store_floats(float * out, Floats values) { _mm256_storeu_ps(out, values); }
-INLINE Floats halves_at(const uint8_t * at, int64_t gap) {
+INLINE Floats load_halves(const uint8_t * at, int64_t gap) {
     (void)gap;
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
 }
 // 2^(exponent - 128) of eight bytes
-INLINE Floats powers_at(const uint8_t * at, int64_t gap) {
+INLINE Floats load_powers(const uint8_t * at, int64_t gap) {
     (void)gap;
     const __m256i exponent = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at));
     const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(exponent, _mm256_set1_epi32(1)), 23);
@@ -46,21 +46,21 @@ INLINE Floats powers_at(const uint8_t * at, int64_t gap) {
 
 INLINE Sums zero_sums(void) { return _mm256_setzero_si256(); }
 INLINE Sums add(Sums one, Sums other) { return _mm256_add_epi32(one, other); }
-INLINE Sums negative_shifted(Sums value, const int count) {
+INLINE Sums negate_shifted(Sums value, const int count) {
     return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(value, count));
 }
 
-INLINE Pairs unsigned_pairs(const uint8_t * at, int64_t gap) {
+INLINE Pairs load_unsigned_pairs(const uint8_t * at, int64_t gap) {
     (void)gap;
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
 }
-INLINE Pairs signed_pairs(const uint8_t * at, int64_t gap) {
+INLINE Pairs load_signed_pairs(const uint8_t * at, int64_t gap) {
     (void)gap;
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)at));
 }
-INLINE Pairs less_32(Pairs pairs) { return _mm256_sub_epi16(pairs, _mm256_set1_epi16(32)); }
-INLINE Pairs upper_nibbles(Pairs pairs) { return _mm256_srli_epi16(pairs, 4); }
-INLINE Pairs lower_nibbles(Pairs pairs) { return _mm256_and_si256(pairs, _mm256_set1_epi16(15)); }
+INLINE Pairs subtract_32(Pairs pairs) { return _mm256_sub_epi16(pairs, _mm256_set1_epi16(32)); }
+INLINE Pairs take_upper_nibbles(Pairs pairs) { return _mm256_srli_epi16(pairs, 4); }
+INLINE Pairs take_lower_nibbles(Pairs pairs) { return _mm256_and_si256(pairs, _mm256_set1_epi16(15)); }
 // Sums of the products of each row's two numbers with two sums of inputs.
 INLINE Sums dot_sums(Pairs pairs, const int16_t * sums) {
     int32_t two;
@@ -86,12 +86,12 @@ INLINE __m256i four_columns(const int8_t * at) {
 #if defined(__AVXVNNI__)
 typedef __m256i Scales;  // numbers of 32 bits
 
-INLINE Scales no_scales(void) { return _mm256_set1_epi32(1); }
-INLINE Scales unsigned_scales(const uint8_t * at, int64_t gap) {
+INLINE Scales unit_scales(void) { return _mm256_set1_epi32(1); }
+INLINE Scales load_scales(const uint8_t * at, int64_t gap) {
     (void)gap;
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at));
 }
-INLINE Scales less_32_scales(Scales scales) { return _mm256_sub_epi32(scales, _mm256_set1_epi32(32)); }
+INLINE Scales subtract_32_from_scales(Scales scales) { return _mm256_sub_epi32(scales, _mm256_set1_epi32(32)); }
 INLINE Scales even_scales(Pairs pairs) { return _mm256_srai_epi32(_mm256_slli_epi32(pairs, 16), 16); }
 INLINE Scales odd_scales(Pairs pairs) { return _mm256_srai_epi32(pairs, 16); }
 
@@ -114,8 +114,8 @@ INLINE Sums dot_signed(const Bytes * weights, const int8_t * inputs, const int16
 #else
 typedef __m256i Scales;  // each twice, as numbers of 16 bits
 
-INLINE Scales no_scales(void) { return _mm256_set1_epi16(1); }
-INLINE Scales unsigned_scales(const uint8_t * at, int64_t gap) {
+INLINE Scales unit_scales(void) { return _mm256_set1_epi16(1); }
+INLINE Scales load_scales(const uint8_t * at, int64_t gap) {
     (void)gap;
     const __m256i which = _mm256_setr_epi8(
         0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1);
@@ -123,7 +123,7 @@ INLINE Scales unsigned_scales(const uint8_t * at, int64_t gap) {
     memcpy(&eight, at, 8);
     return _mm256_shuffle_epi8(_mm256_set1_epi64x(eight), which);
 }
-INLINE Scales less_32_scales(Scales scales) { return less_32(scales); }
+INLINE Scales subtract_32_from_scales(Scales scales) { return subtract_32(scales); }
 INLINE Scales even_scales(Pairs pairs) {
     return _mm256_or_si256(_mm256_slli_epi32(pairs, 16), _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff)));
 }

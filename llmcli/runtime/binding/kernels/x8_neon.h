@@ -20,28 +20,28 @@ INLINE Bytes load(const uint8_t * at, int64_t gap) {
     (void)gap;
     return BOTH(Bytes, vld1q_u8(at), vld1q_u8(at + 16));
 }
-INLINE Bytes masked(Bytes value, int bits) {
+INLINE Bytes mask_bits(Bytes value, int bits) {
     const uint8x16_t mask = vdupq_n_u8((uint8_t)bits);
     return BOTH(Bytes, vandq_u8(value.first, mask), vandq_u8(value.second, mask));
 }
-INLINE Bytes shifted_left(Bytes value, const int count) {
+INLINE Bytes shift_left(Bytes value, const int count) {
     const int8x16_t by = vdupq_n_s8((int8_t)count);
     return BOTH(Bytes, vshlq_u8(value.first, by), vshlq_u8(value.second, by));
 }
-INLINE Bytes shifted_right(Bytes value, const int count) { return shifted_left(value, -count); }
-INLINE Bytes joined(Bytes one, Bytes other) {
+INLINE Bytes shift_right(Bytes value, const int count) { return shift_left(value, -count); }
+INLINE Bytes join_bits(Bytes one, Bytes other) {
     return BOTH(Bytes, vorrq_u8(one.first, other.first), vorrq_u8(one.second, other.second));
 }
-INLINE Table table_of(const int8_t * values) { return vld1q_s8(values); }
-INLINE Bytes looked_up(Table table, Bytes which) {
+INLINE Table load_table(const int8_t * values) { return vld1q_s8(values); }
+INLINE Bytes look_up_bytes(Table table, Bytes which) {
     return BOTH(
         Bytes, vreinterpretq_u8_s8(vqtbl1q_s8(table, which.first)), vreinterpretq_u8_s8(vqtbl1q_s8(table, which.second)));
 }
 
-INLINE Floats float_of(float value) { return BOTH(Floats, vdupq_n_f32(value), vdupq_n_f32(value)); }
-INLINE Floats zero_floats(void) { return float_of(0.f); }
-INLINE Floats broadcast(const float * at) { return float_of(*at); }
-INLINE Floats times(Floats one, Floats other) {
+INLINE Floats broadcast_value(float value) { return BOTH(Floats, vdupq_n_f32(value), vdupq_n_f32(value)); }
+INLINE Floats zero_floats(void) { return broadcast_value(0.f); }
+INLINE Floats broadcast(const float * at) { return broadcast_value(*at); }
+INLINE Floats multiply_floats(Floats one, Floats other) {
     return BOTH(Floats, vmulq_f32(one.first, other.first), vmulq_f32(one.second, other.second));
 }
 INLINE Floats add_product(Floats one, Floats other, Floats to) {
@@ -57,7 +57,7 @@ INLINE void store_floats(float * out, Floats values) {
     vst1q_f32(out, values.first);
     vst1q_f32(out + 4, values.second);
 }
-INLINE Floats halves_at(const uint8_t * at, int64_t gap) {
+INLINE Floats load_halves(const uint8_t * at, int64_t gap) {
     (void)gap;
     const float16x8_t halves = vreinterpretq_f16_u8(vld1q_u8(at));
     return BOTH(Floats, vcvt_f32_f16(vget_low_f16(halves)), vcvt_f32_f16(vget_high_f16(halves)));
@@ -68,7 +68,7 @@ INLINE float32x4_t power_of_two(uint32x4_t exponent) {
     const uint32x4_t small = vshlq_u32(vdupq_n_u32(0x00200000), vreinterpretq_s32_u32(exponent));
     return vreinterpretq_f32_u32(vbslq_u32(vcgtq_u32(exponent, vdupq_n_u32(1)), normal, small));
 }
-INLINE Floats powers_at(const uint8_t * at, int64_t gap) {
+INLINE Floats load_powers(const uint8_t * at, int64_t gap) {
     (void)gap;
     const uint16x8_t exponents = vmovl_u8(vld1_u8(at));
     return BOTH(
@@ -80,29 +80,29 @@ INLINE Sums zero_sums(void) { return sums_of(0); }
 INLINE Sums add(Sums one, Sums other) {
     return BOTH(Sums, vaddq_s32(one.first, other.first), vaddq_s32(one.second, other.second));
 }
-INLINE Sums scaled(Sums sums, Scales scales) {
+INLINE Sums multiply_sums(Sums sums, Scales scales) {
     return BOTH(Sums, vmulq_s32(sums.first, scales.first), vmulq_s32(sums.second, scales.second));
 }
-INLINE Sums negative_shifted(Sums value, const int count) { return scaled(value, sums_of(-(1 << count))); }
+INLINE Sums negate_shifted(Sums value, const int count) { return multiply_sums(value, sums_of(-(1 << count))); }
 
-INLINE Pairs unsigned_pairs(const uint8_t * at, int64_t gap) {
+INLINE Pairs load_unsigned_pairs(const uint8_t * at, int64_t gap) {
     (void)gap;
     const uint8x16_t bytes = vld1q_u8(at);
     return BOTH(
         Pairs, vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), vreinterpretq_s16_u16(vmovl_high_u8(bytes)));
 }
-INLINE Pairs signed_pairs(const uint8_t * at, int64_t gap) {
+INLINE Pairs load_signed_pairs(const uint8_t * at, int64_t gap) {
     (void)gap;
     const int8x16_t bytes = vld1q_s8((const int8_t *)at);
     return BOTH(Pairs, vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
 }
-INLINE Pairs less_32(Pairs pairs) {
+INLINE Pairs subtract_32(Pairs pairs) {
     return BOTH(Pairs, vsubq_s16(pairs.first, vdupq_n_s16(32)), vsubq_s16(pairs.second, vdupq_n_s16(32)));
 }
-INLINE Pairs upper_nibbles(Pairs pairs) {
+INLINE Pairs take_upper_nibbles(Pairs pairs) {
     return BOTH(Pairs, vshrq_n_s16(pairs.first, 4), vshrq_n_s16(pairs.second, 4));
 }
-INLINE Pairs lower_nibbles(Pairs pairs) {
+INLINE Pairs take_lower_nibbles(Pairs pairs) {
     return BOTH(Pairs, vandq_s16(pairs.first, vdupq_n_s16(15)), vandq_s16(pairs.second, vdupq_n_s16(15)));
 }
 // Sums of the products of each row's two numbers with two sums of inputs.
@@ -110,19 +110,19 @@ INLINE Sums dot_sums(Pairs pairs, const int16_t * sums) {
     int32_t two;
     memcpy(&two, sums, 4);
     const int16x8_t inputs = vreinterpretq_s16_s32(vdupq_n_s32(two));
-#define DOT_SUMS(PAIRS) \
+#define DOT_SUMS(PAIRS)                                                                                                \
     vpaddq_s32(vmull_s16(vget_low_s16(PAIRS), vget_low_s16(inputs)), vmull_high_s16(PAIRS, inputs))
     return BOTH(Sums, DOT_SUMS(pairs.first), DOT_SUMS(pairs.second));
 #undef DOT_SUMS
 }
 
-INLINE Scales no_scales(void) { return sums_of(1); }
-INLINE Scales unsigned_scales(const uint8_t * at, int64_t gap) {
+INLINE Scales unit_scales(void) { return sums_of(1); }
+INLINE Scales load_scales(const uint8_t * at, int64_t gap) {
     (void)gap;
     const int16x8_t scales = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(at)));
     return BOTH(Scales, vmovl_s16(vget_low_s16(scales)), vmovl_high_s16(scales));
 }
-INLINE Scales less_32_scales(Scales scales) { return add(scales, sums_of(-32)); }
+INLINE Scales subtract_32_from_scales(Scales scales) { return add(scales, sums_of(-32)); }
 INLINE Scales even_scales(Pairs pairs) {
     const int16x8_t even = vuzp1q_s16(pairs.first, pairs.second);
     return BOTH(Scales, vmovl_s16(vget_low_s16(even)), vmovl_high_s16(even));
@@ -134,8 +134,8 @@ INLINE Scales odd_scales(Pairs pairs) {
 
 // Adds the products of four vectors of weights with the four inputs of each lane of `inputs`.
 INLINE Sums dot_four(Sums sum, const Bytes * weights, int8x16_t inputs) {
-#define DOT_LANE(LANE)                                                                                  \
-    sum.first = vdotq_laneq_s32(sum.first, vreinterpretq_s8_u8(weights[LANE].first), inputs, LANE);     \
+#define DOT_LANE(LANE)                                                                                                 \
+    sum.first = vdotq_laneq_s32(sum.first, vreinterpretq_s8_u8(weights[LANE].first), inputs, LANE);                    \
     sum.second = vdotq_laneq_s32(sum.second, vreinterpretq_s8_u8(weights[LANE].second), inputs, LANE);
     DOT_LANE(0) DOT_LANE(1) DOT_LANE(2) DOT_LANE(3)
 #undef DOT_LANE
@@ -146,7 +146,7 @@ INLINE Sums dot_unsigned(const Bytes * weights, const int count, const int most,
     (void)most;
     Sums sum = zero_sums();
     UNROLL8 for (int v = 0; v < count; v += 4) sum = dot_four(sum, weights + v, vld1q_s8(inputs + 4 * v));
-    return scaled(sum, scales);
+    return multiply_sums(sum, scales);
 }
 // The same for eight vectors of signed weights.
 INLINE Sums dot_signed(const Bytes * weights, const int8_t * inputs, const int16_t * total, Scales scales) {
