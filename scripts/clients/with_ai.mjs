@@ -48,7 +48,7 @@ const weather = ai.tool({
 const Person = z.object({
   name: z.enum(["Ann", "Bob"]),
   age: z.number().int().nullable(),
-  labels: z.array(z.enum(["kind", "tall"])),
+  labels: z.array(z.enum(["kind", "tall"])).max(3), // without a limit, a small model does not end it
 });
 const prompt = "Weather in Rome?";
 const person = "Write a person with a label, as JSON: name, age, labels.";
