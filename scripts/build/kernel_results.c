@@ -26,6 +26,7 @@ struct search_result {  // blocks.c
 };
 
 int llmcli_cpu_level(void);
+int llmcli_cpu_products(void);
 void llmcli_encode_q4_K(const float *, void *, int64_t);
 void llmcli_encode_q5_K(const float *, void *, int64_t);
 void llmcli_encode_q6_K(const float *, void *, int64_t);
@@ -355,7 +356,7 @@ static void drawing(void) {
 }
 
 int main(void) {
-    if (llmcli_cpu_level() < 0 || llmcli_row_interface() != ROW_INTERFACE) return 1;
+    if (llmcli_cpu_level() < 0 || llmcli_cpu_products() < 0 || llmcli_row_interface() != ROW_INTERFACE) return 1;
     if (llmcli_row_draw_size() != sizeof(struct row_draw)) return 1;
     encoders();
     packers();

@@ -230,8 +230,11 @@ CALLBACK_TYPES = (
 # functions of libggml that the binding does not describe
 GGML_FUNCTIONS = (
     "ggml_add",
+    "ggml_backend_buffer_free",
+    "ggml_backend_buffer_get_base",
     "ggml_backend_buffer_get_type",
     "ggml_backend_buffer_is_host",
+    "ggml_backend_buft_alloc_buffer",
     "ggml_backend_buft_get_device",
     "ggml_backend_buft_is_host",
     "ggml_backend_buft_name",
@@ -254,7 +257,9 @@ GGML_FUNCTIONS = (
     "ggml_backend_reg_get_proc_address",
     "ggml_backend_reg_name",
     "ggml_backend_register",
+    "ggml_backend_tensor_alloc",
     "ggml_backend_tensor_get",
+    "ggml_backend_tensor_set",
     "ggml_backend_unload",
     "ggml_build_forward_expand",
     "ggml_concat",

@@ -22,6 +22,7 @@ from llmcli.hardware import host
 from llmcli.runtime import model_identity
 from llmcli.runtime.binding.contexts.prediction_context import first_prediction_layer
 from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput
+from llmcli.runtime.binding.kernels import products
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.scoring.activations import Activations, open_activations
@@ -122,9 +123,12 @@ def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
         mixing_product(name) for name in weight_names if request.moments
     } - {""}
     first = first_prediction_layer(header)
-    # with ggml's products, so that statistics compare with llama-imatrix's
+    # with ggml's products and attention, so that statistics compare with llama-imatrix's
     placement = replace(side.placement.for_header(header), ggml_products=True)
-    with open_model(header.path, placement, load_mtp=first is not None) as model:
+    with (
+        products.attention_of_ggml(),
+        open_model(header.path, placement, load_mtp=first is not None) as model,
+    ):
         sink = _StatisticsSink()
         # Second moments of attn_v need the attention weights over the whole chunk, so
         # sliding-window layers must keep all keys.

@@ -13,6 +13,7 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
+from llmcli.runtime.binding.kernels import products
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.placement import devices
 from llmcli.runtime.binding.placement.model_placement import ModelPlacement
@@ -190,9 +191,9 @@ def require_same_vocabulary(
 
 @contextmanager
 def _open_side(side: EvaluationSide) -> Iterator[Model]:
-    # with ggml's products, so that results compare with llama-perplexity's and earlier ones
+    # with ggml's products and attention, so that results compare with llama-perplexity's and earlier ones
     placement = replace(side.placement.for_header(side.header), ggml_products=True)
-    with open_model(side.header.path, placement) as model:
+    with products.attention_of_ggml(), open_model(side.header.path, placement) as model:
         yield model
 
 

@@ -9,7 +9,8 @@ however many rows are computed with it.
 
 import ctypes
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,16 @@ def use_attention(*, own: bool) -> None:
     functions = _functions()
     if functions is not None:
         functions.library.llmcli_products_use_attention(own)
+
+
+@contextmanager
+def attention_of_ggml() -> Iterator[None]:
+    """Let ggml compute attention within the block, for all models of the process."""
+    use_attention(own=False)
+    try:
+        yield
+    finally:
+        use_attention(own=True)
 
 
 def leaves_attention_to_ggml() -> bool:
