@@ -70,8 +70,8 @@ def resolve_options(
     `warn` receives a message about a context that is longer than the model was trained on. `note`
     receives one about each default that the free memory has lowered. `machine`: by default this
     one. `config`: where results of measurements are saved. With it, weights whose products ggml
-    computes faster here are left to ggml. Raises UserError for option values that no model supports. Whether this model fits into
-    memory is checked later, by `check_memory`.
+    computes faster here are left to ggml. Raises UserError for option values that no model
+    supports. Whether this model fits into memory is checked later, by `check_memory`.
     """
     validate_options(options)
     machine = machine or read_machine()

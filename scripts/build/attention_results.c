@@ -6,18 +6,11 @@
 #include <string.h>
 
 #include "../../llmcli/runtime/binding/kernels/attention.h"
+#include "random_bits.h"
 
 enum { SIZE = 64, HEADS = 5, PAIRS = 1, CELLS = 600 };
 
-static uint64_t state = 1;
-static uint32_t next_bits(void) {  // xorshift64*
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return (uint32_t)(state * 0x2545f4914f6cdd1du >> 32);
-}
-
-static void wait_for_nobody(struct ggml_threadpool * threads) { (void)threads; }
+static void pass_barrier(struct ggml_threadpool * threads) { (void)threads; }
 static int next_chunk;
 static void set_chunk(struct ggml_threadpool * threads, int value) {
     (void)threads;
@@ -62,7 +55,7 @@ static void print_case(const char * name, enum ggml_type type, int bytes, int va
     memcpy(op.op_params, &scale, 4);
     struct compute_params params = {.ith = 0, .nth = 1, .wsize = attention_work_size(1, &op)};
     params.wdata = malloc(params.wsize);
-    const struct cpu_functions functions = {NULL, NULL, wait_for_nobody, set_chunk, add_chunk};
+    const struct cpu_functions functions = {NULL, NULL, pass_barrier, set_chunk, add_chunk};
     if (!is_own_attention(&op)) exit(1);
     compute_attention(&functions, &params, &op);
     double sum = 0;

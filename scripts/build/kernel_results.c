@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "../../llmcli/runtime/binding/kernels/row.h"
+#include "random_bits.h"
 
 struct settings {  // searches.c
     int32_t group_values, groups, low, high, has_minimum, scale_low, scale_high, rounds;
@@ -46,14 +47,6 @@ void llmcli_search(const struct settings *, const float *, const float *, int64_
 
 // ---- inputs
 
-static uint64_t state;
-static void seed(uint64_t number) { state = number * 0x9e3779b97f4a7c15u + 1; }
-static uint32_t next_bits(void) {  // xorshift64*
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return (uint32_t)(state * 0x2545f4914f6cdd1du >> 32);
-}
 // A number from -1 to 1, exact in a float.
 static float uniform(void) { return (float)((int32_t)(next_bits() >> 8) - (1 << 23)) / (1 << 23); }
 // Roughly normal: the sum of four.

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "random_bits.h"
+
 int llmcli_products_multiply(
     int type, const void * weights, int64_t height, int64_t row_bytes, int64_t columns, const float * inputs,
     int64_t rows, float * out);
@@ -25,14 +27,6 @@ static const struct type types[] = {
 };
 static const int heights[] = {8, 16, 40}, counts[] = {1, 2, 3, 8, 11};
 enum { COLUMNS = 768 };
-
-static uint64_t state = 1;
-static uint32_t next_bits(void) {  // xorshift64*
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return (uint32_t)(state * 0x2545f4914f6cdd1du >> 32);
-}
 
 // A float16 from 0.0078 to 0.0156.
 static void write_scale(uint8_t * at) {

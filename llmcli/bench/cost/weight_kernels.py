@@ -2,39 +2,36 @@
 memory: with llmcli's products and with ggml's, and with one thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from llmcli.planning.measurements.product_trial import MAX_GGML_RATIO
+from llmcli.planning.measurements.product_trial import COLUMNS, make_product
+from llmcli.planning.measurements.turns import time_in_turns
 from llmcli.runtime.binding.kernels import products
-from llmcli.runtime.binding.kernels.product_timing import COLUMNS, make_product, time_in_turns
 from quant.native.ggml import row_bytes
 
 MIN_BYTES = 64 << 20  # of the weights that are read; more where the last cache is larger
 CACHES = 2  # times the last cache
 ROUNDS = 5
+ROW_MULTIPLE = 32  # all layouts of ggml take multiples of it
 
 
 @dataclass(frozen=True, slots=True)
 class WeightKernel:
-    """The speed of the products of one type of weights: bytes of weights per second.
-
-    `own_rate`: with llmcli's products; None if they are not available. `single_rate`: with the faster of both
-    and one thread. `model_bytes`: the bytes of this type that the measured model has.
+    """The speed of the products of one type of weights with all threads, in bytes of weights per
+    second: `own_rate` with llmcli's products (None if they are not available), `ggml_rate` with
+    ggml's. `is_own`: llmcli's are used. `single_rate`: that of the used ones with one thread.
+    `model_bytes`: the bytes of this type that the measured model has.
     """
 
     type: str
     bits: float  # per weight
     own_rate: float | None
     ggml_rate: float
+    is_own: bool
     single_rate: float
     model_bytes: int
-
-    @property
-    def is_own(self) -> bool:
-        """Return whether llmcli's products are used: ggml's must be clearly faster."""
-        return self.own_rate is not None and self.own_rate > MAX_GGML_RATIO * self.ggml_rate
 
     @property
     def rate(self) -> float:
@@ -49,35 +46,40 @@ class WeightKernel:
 def measure_kernels(
     threads: int,
     cache_bytes: int | None,
+    types_of_ggml: Collection[str],
     model_bytes: Mapping[str, int],
     on_type: Callable[[], None],
 ) -> tuple[WeightKernel, ...]:
-    """Measure all types that llmcli's products know, and return them by their bits. `model_bytes`:
-    the bytes of each type in a model. `on_type` is called after each type.
+    """Measure all types that llmcli's products know, and return them by their bits. `types_of_ggml`:
+    those that are left to ggml. `model_bytes`: the bytes of each type in a model. `on_type` is
+    called after each type.
     """
     nbytes = max(MIN_BYTES, CACHES * (cache_bytes or 0))
     found = []
     for name in products.TYPES:
-        found.append(_measure(name, threads, nbytes, model_bytes.get(name, 0)))
+        is_own = products.is_available() and name not in types_of_ggml
+        found.append(_measure(name, threads, nbytes, is_own, model_bytes.get(name, 0)))
         on_type()
     return tuple(sorted(found, key=lambda kernel: kernel.bits))
 
 
-def _measure(name: str, threads: int, nbytes: int, model_bytes: int) -> WeightKernel:
+def _measure(name: str, threads: int, nbytes: int, is_own: bool, model_bytes: int) -> WeightKernel:
     per_row = row_bytes(name, COLUMNS)
-    height = nbytes // per_row // 32 * 32  # all layouts of ggml take multiples of 32 rows
-    layouts = (True, False) if products.is_available() else (False,)
-    rates = {}
-    for count in dict.fromkeys((threads, 1)):
-        with ExitStack() as stack:
-            tasks = [make_product(stack, name, height, 1, count, own=own) for own in layouts]
-            for own, samples in zip(layouts, time_in_turns(tasks, ROUNDS), strict=True):
-                rates[count, own] = height * per_row / min(samples)
+    height = nbytes // per_row // ROW_MULTIPLE * ROW_MULTIPLE
+    # whose products, and with how many threads
+    cases = [(False, threads), (is_own, 1)]
+    cases += [(True, threads)] if products.is_available() else []
+    with ExitStack() as stack:
+        tasks = [make_product(stack, name, height, 1, count, own=own) for own, count in cases]
+        ggml_rate, single_rate, *own_rates = (
+            height * per_row / min(samples) for samples in time_in_turns(tasks, ROUNDS)
+        )
     return WeightKernel(
         name,
         8 * per_row / COLUMNS,
-        rates.get((threads, True)),
-        rates[threads, False],
-        max(rates[1, own] for own in layouts),
+        own_rates[0] if own_rates else None,
+        ggml_rate,
+        is_own,
+        single_rate,
         model_bytes,
     )

@@ -1,5 +1,6 @@
 """`llmcli bench roofline`: measures the memory bandwidth, and how much of it a model uses."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,7 +89,7 @@ def roofline(
         )
     )
     result = measured[0] if measured else None
-    kernels = _measure_kernels(count, machine, measured[1] if measured else None, ui)
+    kernels = _measure_kernels(count, machine, measured[1] if measured else None, config, ui)
     if json:
         ui.result(build_document(machine, kernels, result))
     else:
@@ -126,6 +127,7 @@ def _measure(
     from llmcli.bench.speed import parameter_grid
     from llmcli.model_loader.prepare import prepare_model
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
+    from llmcli.planning.measurements.product_trial import choose_products
     from llmcli.runtime import kv_size
     from llmcli.runtime.binding.model import open_model
     from llmcli.runtime.binding.placement.model_placement import ON_HOST
@@ -136,9 +138,12 @@ def _measure(
     load_checks.check_loadable(header)
     rehearse_model(header, config, ui)
     kv_size.check_cache(header.metadata, base_test.type_k, base_test.type_v)
+    placement = replace(
+        ON_HOST, ggml_types=choose_products(header, ON_HOST, base_test.n_threads, config)
+    )
     tests = len(depths) + len(roofline.UBATCH_SIZES)
     with (
-        open_model(header.path, ON_HOST) as model,
+        open_model(header.path, placement) as model,
         ui.bar(f"bench {header.path.name}", tests, "tests") as bar,
     ):
         return roofline.measure_model(
@@ -147,19 +152,22 @@ def _measure(
 
 
 def _measure_kernels(
-    threads: int, machine: "MachineBandwidth", header: "ModelHeader | None", ui: "UI"
+    threads: int,
+    machine: "MachineBandwidth",
+    header: "ModelHeader | None",
+    config: "Config",
+    ui: "UI",
 ) -> "tuple[WeightKernel, ...]":
     """Measure the products of all types of weights."""
     from llmcli.bench.cost import weight_kernels
+    from llmcli.planning.measurements import product_trial
     from llmcli.runtime.binding.kernels.products import TYPES
-    from quant.model_file.product_weights import multiplied_weights
 
-    sizes: dict[str, int] = {}
-    for tensor in multiplied_weights(header) if header else ():
-        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+    left_to_ggml = product_trial.types_of_ggml(TYPES, threads, config)
+    sizes = product_trial.weight_bytes(header) if header else {}
     with ui.bar("multiply weights", len(TYPES), "tests") as bar:
         return weight_kernels.measure_kernels(
-            threads, machine.cache_bytes, sizes, lambda: bar.advance(1)
+            threads, machine.cache_bytes, left_to_ggml, sizes, lambda: bar.advance(1)
         )
 
 

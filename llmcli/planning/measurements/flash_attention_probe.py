@@ -4,22 +4,19 @@ A stub model (attention_stub.py), which has the heads of the real model and hard
 measured instead of the real model.
 """
 
-import hashlib
-import json
-import statistics
+import functools
 import tempfile
-import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
 from llmcli.planning.measurements import attention_stub, tuned_profile
 from llmcli.planning.measurements.attention_stub import HeadShape
+from llmcli.planning.measurements.saved_result import read_or_measure, result_path
+from llmcli.planning.measurements.turns import are_steady, time_in_turns
 from llmcli.runtime.binding.contexts.context import Context
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
 from llmcli.runtime.binding.contexts.open_context import open_context
@@ -27,7 +24,6 @@ from llmcli.runtime.binding.kernels import products
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.binding.rows.batch import BatchRows
-from quant.json_dataclasses import decode_value, parse_object, read_file
 
 # tokens in the cache of each answer before the measured ones, and maximum cells of all answers
 DEPTH_TOKENS, MAX_CELLS = 512, 2048
@@ -42,10 +38,6 @@ TOKEN_PASSES, PROMPT_PASSES = 12, 3
 # Flash attention is turned off only if the time without it is less than this share of the time with
 # it. The margin below 1 allows for noise.
 MAX_PLAIN_RATIO = 0.85
-# If the median pass takes more than this many times the shortest pass, other programs were busy,
-# and the result is not saved.
-MAX_MEDIAN_RATIO = 1.3
-MAX_FILE_BYTES = 1 << 12  # maximum size of the file of a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +71,14 @@ def is_faster_without_flash(case: AttentionCase, config: Config) -> bool:
     """Return whether attention is clearly faster without flash attention under the conditions of
     `case`. If no result is saved, it is measured and saved. False if it cannot be measured.
     """
-    path = cache_path(case, config)
-    times = _read_times(path)
-    if times is None:
-        try:
-            times, is_steady = measure_attention(case)
-        # There is no memory for the stub model, or no space for its file. The real model may still
-        # fit, so this is no error.
-        except (UserError, OSError):
-            return False
-        if is_steady:
-            # if the result cannot be saved, the next run measures again
-            with suppress(UserError):
-                write_atomically(
-                    path, (json.dumps({"version": 1, **asdict(times)}) + "\n").encode()
-                )
+    try:
+        times = read_or_measure(
+            cache_path(case, config), AttentionTimes, lambda: measure_attention(case)
+        )
+    # There is no memory for the stub model, or no space for its file. The real model may still fit,
+    # so this is no error.
+    except (UserError, OSError):
+        return False
     return times.is_faster_without_flash
 
 
@@ -101,23 +86,14 @@ def cache_path(case: AttentionCase, config: Config) -> Path:
     """Return the path of the file with the result for this case, this machine and this build of
     llama.cpp. The file may not exist.
     """
-    key = json.dumps(
-        [
-            *(asdict(case), products.library_name()),  # which has attention of its own
-            *(rpc_workers.machine_and_workers(), tuned_profile.build_identity()),
-        ]
+    return result_path(
+        config,
+        "attention",
+        asdict(case),
+        products.library_name(),  # which has attention of its own
+        rpc_workers.machine_and_workers(),
+        tuned_profile.build_identity(),
     )
-    return config.cache / "attention" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-
-def _read_times(path: Path) -> AttentionTimes | None:
-    """Return the result that is saved in a file, or None if the file is missing or invalid."""
-    try:
-        stored = parse_object(read_file(path, MAX_FILE_BYTES), MAX_FILE_BYTES)
-        times: AttentionTimes = decode_value(AttentionTimes, stored, "")
-    except (OSError, ValueError):
-        return None
-    return times if stored.get("version") == 1 else None
 
 
 def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
@@ -149,22 +125,22 @@ def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
         ]
         for context in contexts:
             _fill_sequences(context, case.parallel, depth)
-        passes = _time_passes(
-            contexts,
+        passes = time_in_turns(
+            [
+                functools.partial(_generate_tokens, context, case.parallel, depth)
+                for context in contexts
+            ],
             TOKEN_PASSES,
-            lambda context, number: _generate_tokens(context, case.parallel, depth + number),
         )
-        is_steady = all(
-            statistics.median(seconds) < MAX_MEDIAN_RATIO * min(seconds) for seconds in passes
-        )
+        is_steady = are_steady(passes)
         token_seconds = [min(seconds) for seconds in passes]
         # The prompts of parallel answers always use flash attention, so only the tokens matter.
         if case.parallel > 1:
             return AttentionTimes(*token_seconds), is_steady
         prompt_seconds = [
             min(seconds)
-            for seconds in _time_passes(
-                contexts, PROMPT_PASSES, lambda context, number: _compute_prompt(context)
+            for seconds in time_in_turns(
+                [functools.partial(_compute_prompt, context) for context in contexts], PROMPT_PASSES
             )
         ]
         n_prompt_passes, n_tokens = EXCHANGE_PASSES
@@ -187,15 +163,18 @@ def _fill_sequences(context: Context, parallel: int, depth: int) -> None:
         assert restored, "there is room for all"
 
 
-def _generate_tokens(context: Context, parallel: int, position: int) -> None:
-    """Compute one token at `position` of each sequence in one pass."""
+def _generate_tokens(context: Context, parallel: int, depth: int, number: int) -> None:
+    """Compute one token of each sequence in one pass, `number` tokens after the first `depth`."""
+    position = depth + number
     context.decode(
         BatchRows([1] * parallel, [position] * parallel, list(range(parallel)), [True] * parallel)
     )
 
 
-def _compute_prompt(context: Context) -> None:
-    """Compute a prompt of PROMPT_ROWS tokens in the last sequence, which is emptied first."""
+def _compute_prompt(context: Context, number: int) -> None:
+    """Compute a prompt of PROMPT_ROWS tokens in the last sequence, which is emptied first. All
+    prompts are equal, whatever their `number`.
+    """
     spare = context.n_seq_max - 1
     context.trim(spare, 0)
     context.decode(
@@ -206,20 +185,3 @@ def _compute_prompt(context: Context) -> None:
             [False] * PROMPT_ROWS,
         )
     )
-
-
-def _time_passes(
-    contexts: list[Context], count: int, compute: Callable[[Context, int], None]
-) -> list[list[float]]:
-    """Return for each context the seconds of `count` passes. The contexts take turns, so that a
-    slow phase of the machine affects all. A first pass in each context is not timed.
-
-    `compute`: computes a pass in a context; its second argument is the number of the pass.
-    """
-    seconds: list[list[float]] = [[] for _ in contexts]
-    for number in range(count + 1):
-        for samples, context in zip(seconds, contexts, strict=True):
-            start_time = time.perf_counter()
-            compute(context, number)
-            samples.append(time.perf_counter() - start_time)
-    return [samples[1:] for samples in seconds]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.config import Config, load_config
+from llmcli.errors import UserError
 from llmcli.planning.measurements import product_trial
 from llmcli.planning.measurements.product_trial import ProductTimes, choose_products
 from llmcli.runtime.binding.kernels import products
@@ -79,23 +80,34 @@ def test_a_damaged_result_is_measured_again(
 
 @pytest.mark.parametrize(("ggml_seconds", "count"), [(1.1, 2), (1.3, 1), (0.7, 1)])
 def test_beside_other_programs_only_a_clear_result_is_kept(
-    path: Path,
-    config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    ggml_seconds: float,
-    count: int,
+    config: Config, monkeypatch: pytest.MonkeyPatch, ggml_seconds: float, count: int
 ) -> None:
-    monkeypatch.setattr(product_trial, "MIN_BYTES", 0)
-    measured: list[str] = []
+    rounds: list[int] = []
 
-    def measure(name: str, threads: int) -> tuple[ProductTimes, bool]:
-        measured.append(name)
-        return ProductTimes(1.0, ggml_seconds), False
+    def time_in_turns(tasks: object, count: int) -> list[list[float]]:
+        rounds.append(count)
+        return [
+            [seconds, 2 * seconds, 2 * seconds] for seconds in (1, 1, ggml_seconds, ggml_seconds)
+        ]
 
-    monkeypatch.setattr(product_trial, "measure_products", measure)
+    monkeypatch.setattr(product_trial, "make_product", lambda *args, own: lambda number: None)
+    monkeypatch.setattr(product_trial, "_bfloat16_product", lambda *args: lambda number: None)
+    monkeypatch.setattr(product_trial, "time_in_turns", time_in_turns)
     for _ in range(2):
-        choose_products(read_header(path), ON_HOST, 2, config)
-    assert measured.count("Q4_K") == count
+        product_trial.types_of_ggml(["Q4_K"], 2, config)
+    assert len(rounds) == count
+
+
+@pytest.mark.parametrize("error", [UserError("there is no memory for weights"), MemoryError()])
+def test_without_memory_to_measure_own_products_are_used(
+    path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(name: str, threads: int) -> tuple[ProductTimes, bool]:
+        raise error
+
+    monkeypatch.setattr(product_trial, "MIN_BYTES", 0)
+    monkeypatch.setattr(product_trial, "measure_products", fail)
+    assert choose_products(read_header(path), ON_HOST, 2, config) == ()
 
 
 def test_small_models_and_ggmls_products_are_not_measured(

@@ -8,11 +8,11 @@ enum rounding { ROUND_32, ROUND_256 };
 
 // A rounded row, in activation_bytes() bytes of memory.
 struct activations {
-    const int8_t * values;   // [columns]
-    const float * scales;    // of each group
-    const float * sums;      // ROUND_32: scale * sum of the values of each group
-    const int16_t * sums16;  // ROUND_256: sums of each 16 values
-    const int16_t * sums32;  // sums of each 32 values
+    int8_t * values;   // [columns]
+    float * scales;    // of each group
+    float * sums;      // ROUND_32: scale * sum of the values of each group
+    int16_t * sums16;  // ROUND_256: sums of each 16 values
+    int16_t * sums32;  // sums of each 32 values
 };
 
 // Returns a multiple of 64.
@@ -21,13 +21,13 @@ static inline int64_t activation_bytes(enum rounding rounding, int64_t columns) 
     return (bytes + 63) / 64 * 64;
 }
 
-static inline struct activations activations_at(enum rounding rounding, const uint8_t * memory, int64_t columns) {
-    struct activations row = {.values = (const int8_t *)memory, .scales = (const float *)(memory + columns)};
+static inline struct activations activations_at(enum rounding rounding, uint8_t * memory, int64_t columns) {
+    struct activations row = {.values = (int8_t *)memory, .scales = (float *)(memory + columns)};
     if (rounding == ROUND_32) {
         row.sums = row.scales + columns / 32;
-        row.sums32 = (const int16_t *)(row.sums + columns / 32);
+        row.sums32 = (int16_t *)(row.sums + columns / 32);
     } else {
-        row.sums16 = (const int16_t *)(row.scales + columns / 256);
+        row.sums16 = (int16_t *)(row.scales + columns / 256);
         row.sums32 = row.sums16 + columns / 16;
     }
     return row;

@@ -137,7 +137,7 @@ typedef struct {
 // Multiplies up to TILE_ROWS rounded rows of inputs with the rows `first` to `end` of weights, which are multiples of
 // BLOCK_ROWS; out: the address of each row's results for all rows of weights.
 static void multiply_tile(
-    const Weights * of, const uint8_t * const * inputs, int rows, int64_t first, int64_t end, float * const * out
+    const Weights * of, uint8_t * const * inputs, int rows, int64_t first, int64_t end, float * const * out
 ) {
     const int index = rows == 1 ? 0 : rows == 2 ? 1 : rows <= 4 ? 2 : 3, most = 1 << index;
     struct activations tile[TILE_ROWS];
@@ -155,7 +155,7 @@ static void multiply_tile(
 // Multiplies all inputs with the rows `first` to `end` of weights; out [rows, height].
 static void multiply(const Weights * of, const Inputs * inputs, int64_t first, int64_t end, float * out) {
     for (int64_t r = 0; r < inputs->count; r += TILE_ROWS) {
-        const uint8_t * tile[TILE_ROWS];
+        uint8_t * tile[TILE_ROWS];
         float * to[TILE_ROWS];
         const int rows = (int)least(TILE_ROWS, inputs->count - r);
         for (int i = 0; i < rows; i++)
@@ -287,7 +287,7 @@ static void compute_mixture(Operation of) {
             const int64_t first = (next - done) * chunk * BLOCK_ROWS;
             const int64_t end = least(first + chunk * BLOCK_ROWS, expert.height);
             for (int32_t p = begins[e]; p < begins[e + 1]; p += TILE_ROWS) {
-                const uint8_t * tile[TILE_ROWS];
+                uint8_t * tile[TILE_ROWS];
                 float * to[TILE_ROWS];
                 const int rows = (int)least(TILE_ROWS, begins[e + 1] - p);
                 for (int i = 0; i < rows; i++) {
@@ -420,7 +420,7 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_
 EXPORT const char * llmcli_products_ggml_version(void);
 EXPORT void llmcli_products_install(
     ggml_backend_buffer_type_t type, const struct cpu_functions * functions, uint64_t types);
-EXPORT void llmcli_products_use_attention(int on);
+EXPORT int llmcli_products_use_attention(int on);
 EXPORT int llmcli_products_leave_attention(void);
 EXPORT int llmcli_products_multiply(
     int type, const void * weights, int64_t height, int64_t row_bytes, int64_t columns, const float * inputs,
@@ -445,8 +445,12 @@ void llmcli_products_install(
     type->alloc_buffer = types ? alloc_buffer : alloc_replaced;
 }
 
-// Lets attention.c compute attention from now on if `on`, else ggml.
-void llmcli_products_use_attention(int on) { attention_is_on = on != 0; }
+// Lets attention.c compute attention from now on if `on`, else ggml. Returns whether it did so before.
+int llmcli_products_use_attention(int on) {
+    const bool before = attention_is_on;
+    attention_is_on = on != 0;
+    return before;
+}
 
 // Returns 1 if ggml has computed the attention of a single token in this process, else 0.
 int llmcli_products_leave_attention(void) { return __atomic_load_n(&leaves_attention, __ATOMIC_RELAXED); }

@@ -68,23 +68,22 @@ def choose_layout(own_types: Collection[str]) -> None:
         functions.library.llmcli_products_install(functions.buffer_type, functions.table, mask)
 
 
-def use_attention(*, own: bool) -> None:
-    """Let llmcli compute attention from now on (attention.c), or ggml. It is llmcli's if this is
-    never called. For comparisons: it concerns all models of the process.
+def use_attention(*, own: bool) -> bool:
+    """Let llmcli compute attention from now on (attention.c), or ggml, for all models of the
+    process. Return whether llmcli did so before. It does if this is never called.
     """
     functions = _functions()
-    if functions is not None:
-        functions.library.llmcli_products_use_attention(own)
+    return functions is not None and bool(functions.library.llmcli_products_use_attention(own))
 
 
 @contextmanager
 def attention_of_ggml() -> Iterator[None]:
     """Let ggml compute attention within the block, for all models of the process."""
-    use_attention(own=False)
+    before = use_attention(own=False)
     try:
         yield
     finally:
-        use_attention(own=True)
+        use_attention(own=before)
 
 
 def leaves_attention_to_ggml() -> bool:
@@ -171,7 +170,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.llmcli_products_install.restype = None
     library.llmcli_products_install.argtypes = [pointer, pointer, ctypes.c_uint64]
     library.llmcli_products_leave_attention.restype = flag
-    library.llmcli_products_use_attention.restype = None
+    library.llmcli_products_use_attention.restype = flag
     library.llmcli_products_use_attention.argtypes = [flag]
     library.llmcli_products_interleave.argtypes = [flag, pointer, size, size, pointer]
     library.llmcli_products_multiply.argtypes = [

@@ -40,52 +40,26 @@ INLINE float greatest(__m256 all) {
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
-// Rounds 32 inputs times `factor` to bytes.
-INLINE __m256i round32(const float * from, float factor) {
+INLINE float find_largest(const float * from, int count) {
+    __m256 most = _mm256_setzero_ps();
+    for (int i = 0; i < count; i += 8) most = most_of(most, _mm256_loadu_ps(from + i));
+    return greatest(most);
+}
+INLINE float round_to_half(float value) { return _cvtsh_ss(_cvtss_sh(value, 0)); }
+INLINE int16_t sum_of_half(__m128i bytes) {
+    const __m128i twice = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return (int16_t)(_mm_cvtsi128_si32(twice) + _mm_extract_epi16(twice, 4) - 16 * 128);
+}
+// Rounds 32 inputs times `factor` to bytes; sums: those of each half.
+INLINE void round_32(const float * from, float factor, int8_t * out, int16_t * sums) {
     __m256i four[4];
     for (int i = 0; i < 4; i++)
         four[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 8 * i), _mm256_set1_ps(factor)));
     const __m256i first = _mm256_packs_epi32(four[0], four[1]), second = _mm256_packs_epi32(four[2], four[3]);
-    return _mm256_permutevar8x32_epi32(
+    const __m256i values = _mm256_permutevar8x32_epi32(
         _mm256_packs_epi16(first, second), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-// sums of each 16 of 32 bytes, as numbers of 32 bits in lanes 0 and 4
-INLINE int sum_of_half(__m128i bytes) {
-    const __m128i twice = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
-    return _mm_cvtsi128_si32(twice) + _mm_extract_epi16(twice, 4) - 16 * 128;
+    _mm256_storeu_si256((__m256i *)out, values);
+    sums[0] = sum_of_half(_mm256_castsi256_si128(values)), sums[1] = sum_of_half(_mm256_extracti128_si256(values, 1));
 }
 
-static void round_row_32(const float * from, int64_t columns, uint8_t * memory) {
-    const struct activations row = activations_at(ROUND_32, memory, columns);
-    for (int64_t b = 0; b < columns / 32; b++, from += 32) {
-        __m256 most = _mm256_setzero_ps();
-        for (int i = 0; i < 4; i++) most = most_of(most, _mm256_loadu_ps(from + 8 * i));
-        const float largest = greatest(most);
-        const float d = _cvtsh_ss(_cvtss_sh(largest / 127.f, 0));
-        const __m256i values = round32(from, largest != 0.f ? 127.f / largest : 0.f);
-        const int sum =
-            sum_of_half(_mm256_castsi256_si128(values)) + sum_of_half(_mm256_extracti128_si256(values, 1));
-        _mm256_storeu_si256((__m256i *)(row.values + 32 * b), values);
-        ((float *)row.scales)[b] = d;
-        ((float *)row.sums)[b] = d * (float)sum;
-        ((int16_t *)row.sums32)[b] = (int16_t)sum;
-    }
-}
-static void round_row_256(const float * from, int64_t columns, uint8_t * memory) {
-    const struct activations row = activations_at(ROUND_256, memory, columns);
-    for (int64_t b = 0; b < columns / 256; b++, from += 256) {
-        __m256 most = _mm256_setzero_ps();
-        for (int i = 0; i < 32; i++) most = most_of(most, _mm256_loadu_ps(from + 8 * i));
-        const float largest = greatest(most), factor = largest != 0.f ? 127.f / largest : 0.f;
-        for (int i = 0; i < 8; i++) {
-            const __m256i values = round32(from + 32 * i, factor);
-            _mm256_storeu_si256((__m256i *)(row.values + 256 * b + 32 * i), values);
-            const int first = sum_of_half(_mm256_castsi256_si128(values));
-            const int second = sum_of_half(_mm256_extracti128_si256(values, 1));
-            ((int16_t *)row.sums16)[16 * b + 2 * i] = (int16_t)first;
-            ((int16_t *)row.sums16)[16 * b + 2 * i + 1] = (int16_t)second;
-            ((int16_t *)row.sums32)[8 * b + i] = (int16_t)(first + second);
-        }
-        ((float *)row.scales)[b] = largest != 0.f ? 1.f / factor : 0.f;
-    }
-}
+#include "rounding.h"

@@ -95,22 +95,12 @@ INLINE Scales subtract_32_from_scales(Scales scales) { return _mm256_sub_epi32(s
 INLINE Scales even_scales(Pairs pairs) { return _mm256_srai_epi32(_mm256_slli_epi32(pairs, 16), 16); }
 INLINE Scales odd_scales(Pairs pairs) { return _mm256_srai_epi32(pairs, 16); }
 
-// Sums of the products of `count` vectors of unsigned weights with inputs, times the scales.
-INLINE Sums dot_unsigned(const Bytes * weights, const int count, const int most, const int8_t * inputs, Scales scales) {
-    (void)most;
-    Sums sum = _mm256_setzero_si256();
-    UNROLL8 for (int v = 0; v < count; v++)
-        sum = _mm256_dpbusd_avx_epi32(sum, weights[v], four_columns(inputs + 4 * v));
-    return _mm256_mullo_epi32(sum, scales);
-}
-// The same for eight vectors of signed weights: `total` is the sum of the inputs.
-INLINE Sums dot_signed(const Bytes * weights, const int8_t * inputs, const int16_t * total, Scales scales) {
-    Sums sum = _mm256_set1_epi32(-128 * *total);
-    UNROLL8 for (int v = 0; v < 8; v++)
-        sum = _mm256_dpbusd_avx_epi32(
-            sum, _mm256_xor_si256(weights[v], _mm256_set1_epi8(-128)), four_columns(inputs + 4 * v));
-    return _mm256_mullo_epi32(sum, scales);
-}
+INLINE Sums add_dots(Sums sum, Bytes weights, __m256i inputs) { return _mm256_dpbusd_avx_epi32(sum, weights, inputs); }
+INLINE Sums multiply_sums(Sums sums, Scales scales) { return _mm256_mullo_epi32(sums, scales); }
+INLINE Sums broadcast_sum(int value) { return _mm256_set1_epi32(value); }
+INLINE Bytes flip_signs(Bytes value) { return _mm256_xor_si256(value, _mm256_set1_epi8(-128)); }
+
+#include "x8_vnni.h"
 #else
 typedef __m256i Scales;  // each twice, as numbers of 16 bits
 

@@ -87,19 +87,9 @@ INLINE __m512i four_columns(const int8_t * at) {
     memcpy(&columns, at, 4);
     return _mm512_set1_epi32(columns);
 }
-// Sums of the products of `count` vectors of unsigned weights with inputs, times the scales.
-INLINE Sums dot_unsigned(const Bytes * weights, const int count, const int most, const int8_t * inputs, Scales scales) {
-    (void)most;
-    Sums sum = _mm512_setzero_si512();
-    UNROLL8 for (int v = 0; v < count; v++)
-        sum = _mm512_dpbusd_epi32(sum, weights[v], four_columns(inputs + 4 * v));
-    return _mm512_mullo_epi32(sum, scales);
-}
-// The same for eight vectors of signed weights: `total` is the sum of the inputs.
-INLINE Sums dot_signed(const Bytes * weights, const int8_t * inputs, const int16_t * total, Scales scales) {
-    Sums sum = _mm512_set1_epi32(-128 * *total);
-    UNROLL8 for (int v = 0; v < 8; v++)
-        sum = _mm512_dpbusd_epi32(
-            sum, _mm512_xor_si512(weights[v], _mm512_set1_epi8(-128)), four_columns(inputs + 4 * v));
-    return _mm512_mullo_epi32(sum, scales);
-}
+INLINE Sums add_dots(Sums sum, Bytes weights, __m512i inputs) { return _mm512_dpbusd_epi32(sum, weights, inputs); }
+INLINE Sums multiply_sums(Sums sums, Scales scales) { return _mm512_mullo_epi32(sums, scales); }
+INLINE Sums broadcast_sum(int value) { return _mm512_set1_epi32(value); }
+INLINE Bytes flip_signs(Bytes value) { return _mm512_xor_si512(value, _mm512_set1_epi8(-128)); }
+
+#include "x8_vnni.h"

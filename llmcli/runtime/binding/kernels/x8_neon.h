@@ -179,41 +179,23 @@ INLINE void unpack_six_of_xs(const uint8_t * at, int64_t gap, uint8_t * out) {
 
 // ---- inputs
 
-INLINE float greatest(const float * from, int count) {
+INLINE float find_largest(const float * from, int count) {
     float32x4_t most = vdupq_n_f32(0.f);
     for (int i = 0; i < count; i += 4) most = vmaxq_f32(most, vabsq_f32(vld1q_f32(from + i)));
     return vmaxvq_f32(most);
 }
-// Rounds 16 inputs times `factor` to bytes, and returns their sum.
-INLINE int round16(const float * from, float factor, int8_t * out) {
-    int32x4_t four[4];
-    for (int i = 0; i < 4; i++) four[i] = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(from + 4 * i), factor));
-    const int16x8_t first = vcombine_s16(vqmovn_s32(four[0]), vqmovn_s32(four[1]));
-    const int16x8_t second = vcombine_s16(vqmovn_s32(four[2]), vqmovn_s32(four[3]));
-    const int8x16_t values = vcombine_s8(vqmovn_s16(first), vqmovn_s16(second));
-    vst1q_s8(out, values);
-    return vaddlvq_s8(values);
-}
-static void round_row_32(const float * from, int64_t columns, uint8_t * memory) {
-    const struct activations row = activations_at(ROUND_32, memory, columns);
-    for (int64_t b = 0; b < columns / 32; b++, from += 32) {
-        const float largest = greatest(from, 32), factor = largest != 0.f ? 127.f / largest : 0.f;
-        const float d = (float)(__fp16)(largest / 127.f);
-        int8_t * values = (int8_t *)row.values + 32 * b;
-        const int first = round16(from, factor, values), sum = first + round16(from + 16, factor, values + 16);
-        ((float *)row.scales)[b] = d;
-        ((float *)row.sums)[b] = d * (float)sum;
-        ((int16_t *)row.sums32)[b] = (int16_t)sum;
+INLINE float round_to_half(float value) { return (float)(__fp16)value; }
+// Rounds 32 inputs times `factor` to bytes; sums: those of each half.
+INLINE void round_32(const float * from, float factor, int8_t * out, int16_t * sums) {
+    for (int half = 0; half < 2; half++, from += 16, out += 16) {
+        int32x4_t four[4];
+        for (int i = 0; i < 4; i++) four[i] = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(from + 4 * i), factor));
+        const int16x8_t first = vcombine_s16(vqmovn_s32(four[0]), vqmovn_s32(four[1]));
+        const int16x8_t second = vcombine_s16(vqmovn_s32(four[2]), vqmovn_s32(four[3]));
+        const int8x16_t values = vcombine_s8(vqmovn_s16(first), vqmovn_s16(second));
+        vst1q_s8(out, values);
+        sums[half] = vaddlvq_s8(values);
     }
 }
-static void round_row_256(const float * from, int64_t columns, uint8_t * memory) {
-    const struct activations row = activations_at(ROUND_256, memory, columns);
-    for (int64_t b = 0; b < columns / 256; b++, from += 256) {
-        const float largest = greatest(from, 256), factor = largest != 0.f ? 127.f / largest : 0.f;
-        int16_t * sums = (int16_t *)row.sums16 + 16 * b;
-        for (int i = 0; i < 16; i++)
-            sums[i] = (int16_t)round16(from + 16 * i, factor, (int8_t *)row.values + 256 * b + 16 * i);
-        for (int i = 0; i < 8; i++) ((int16_t *)row.sums32)[8 * b + i] = (int16_t)(sums[2 * i] + sums[2 * i + 1]);
-        ((float *)row.scales)[b] = largest != 0.f ? 1.f / factor : 0.f;
-    }
-}
+
+#include "rounding.h"
