@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcli.runtime.constraint.base import Constraint, accepts
-from llmcli.runtime.constraint.json_schema.check import join_problems
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.strategies.constrained_chain import pieces_until_tag
@@ -62,6 +61,8 @@ def describe_incomplete(constraint: Constraint | None, answer: Answer) -> tuple[
 
 def describe_not_enforced(not_enforced: Sequence[str]) -> str:
     """Return a line about what a schema demands and the grammar does not enforce."""
+    from llmcli.runtime.constraint.json_schema.check import join_problems  # the import is slow
+
     return f"note: of the schema, this is not enforced: {join_problems(not_enforced)}"
 
 

@@ -122,7 +122,7 @@ class ModelSwitcher:
         from llmcli.model_loader.planned_memory import predict_run  # the import is slow
 
         slots = max(self.run_flags.samples, self.run_flags.search.beams, self.parallel)
-        model, plan = self._accept_plan(ref, self.run_flags.quant, self._template, slots)
+        model, plan, _ = self._accept_plan(ref, self.run_flags.quant, self._template, slots)
         return predict_run(model, self._resolve_flash(plan))
 
     def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
@@ -155,7 +155,7 @@ class ModelSwitcher:
         `template`: the values of --quant and --chat-template. `slots`: number of answers at once.
         Raises UserError.
         """
-        model, plan = self._accept_plan(ref, quant, template, slots)
+        model, plan, was_rehearsed = self._accept_plan(ref, quant, template, slots)
         options = replace(
             self._resolve_flash(plan).options, gpu_layers=format_layers(plan.placement.gpu_layers)
         )
@@ -170,6 +170,7 @@ class ModelSwitcher:
             drafting=plan.drafting,
             needs_text=self.must_generate,
             measured_passes=self._earlier.passes if self._earlier else None,
+            was_rehearsed=was_rehearsed,
         )
         try:
             runner = (
@@ -194,16 +195,16 @@ class ModelSwitcher:
 
     def _accept_plan(
         self, ref: str, quant: str | None, template: str | None, slots: int
-    ) -> tuple[FetchedModel, RunPlan]:
-        """Prepare the model `ref`, and return it with a plan of its run that fits into memory. The
-        parameters are those of `_open`. Raises UserError.
+    ) -> tuple[FetchedModel, RunPlan, bool]:
+        """Prepare the model `ref`. Return it with a plan of its run that fits into memory, and
+        whether its file was rehearsed. The parameters are those of `_open`. Raises UserError.
         """
         with allow_interrupts():  # an interrupted download or quantization resumes the next time
             model = prepare_model(ref, quant, self.config, self.ui)
         header = read_header(model.path)
         # first, because the rehearsal of a new file may take long
         require_prediction_layers(self.run_flags.draft, header)
-        rehearse_model(
+        was_rehearsed = rehearse_model(
             header,
             self.config,
             self.ui,
@@ -211,8 +212,8 @@ class ModelSwitcher:
         )
         plan = self._plan(model, header, slots)
         if self._earlier and self._earlier.surely_fits():
-            return model, plan
-        return model, check_memory(plan, self.run_flags.fit, self.ui.note)
+            return model, plan, was_rehearsed
+        return model, check_memory(plan, self.run_flags.fit, self.ui.note), was_rehearsed
 
     def _resolve_flash(self, plan: RunPlan) -> RunPlan:
         """Return an accepted plan with flash attention switched on or off."""

@@ -625,6 +625,7 @@ def open_runner(
     drafting: DraftSettings = NO_DRAFTING,
     needs_text: bool = True,
     measured_passes: MeasuredPasses | None = None,
+    was_rehearsed: bool = False,
 ) -> Iterator[Runner]:
     """Check and load a GGUF file, and yield its runner. Everything is freed after the `with` block.
 
@@ -636,13 +637,14 @@ def open_runner(
       computes embeddings.
     - `measured_passes`: those of an earlier load with the same options; None: they are measured if
       drafts need them.
+    - `was_rehearsed`: whether a child process has loaded this file before.
 
     Raises UserError for a file that is damaged or that llama.cpp does not run, for a model that
     writes by diffusion, and for an embedding model if `needs_text`.
     """
     start_time = time.perf_counter()
     header = read_header.read_header(path)
-    load_checks.check_loadable(header)
+    load_checks.check_loadable(header, was_rehearsed=was_rehearsed)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
     requested_drafting = drafting = drafting.for_draft_file(header)
     if options.reproducible:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from llmcli.chat.conversation.tool_steps import CallRecord
 from llmcli.chat.display.stream_writer import print_dimmed
 from llmcli.errors import UserError
-from llmcli.tool_servers.server_pool import ToolServers
-from llmcli.tool_servers.tool_list import ServerTool
 from llmcli.tool_servers.tool_result import ToolResult
 from llmcli.ui import UI
 from llmcli.units import format_count
@@ -17,6 +15,8 @@ from llmcli.units import format_count
 if TYPE_CHECKING:
     from llmcli.api.conversation.tools import ToolSet
     from llmcli.api.tool_calls.base import ToolCall
+    from llmcli.tool_servers.server_pool import ToolServers
+    from llmcli.tool_servers.tool_list import ServerTool
 
 Allowance = Literal["ask", "allow", "deny"]
 Permission = Literal["once", "always", "no"]
@@ -34,7 +34,7 @@ class ChatTools:
     name.
     """
 
-    def __init__(self, servers: ToolServers, ui: UI, ask_user: AskUser | None) -> None:
+    def __init__(self, servers: "ToolServers", ui: UI, ask_user: AskUser | None) -> None:
         self.servers, self.ui, self.ask_user = servers, ui, ask_user
         self.allowances: dict[str, Allowance] = {tool.name: "ask" for tool in servers.tools}
 
@@ -115,7 +115,7 @@ class ChatTools:
         self.ui.note(f"tool {call.name[:SHOWN_NAME]}: {reason}")
         return ToolResult(reason, is_error=True)
 
-    def _ask(self, tool: ServerTool) -> str:
+    def _ask(self, tool: "ServerTool") -> str:
         """Ask the user whether a tool may be called. Return "", or why it may not."""
         if self.ask_user is None:
             self.ui.note(f"{NO_TERMINAL}; --allow-tool {tool.name} allows it")
@@ -125,7 +125,7 @@ class ChatTools:
             self.allowances[tool.name] = "allow"
         return "not called: the user refused it" if permission == "no" else ""
 
-    def _show_result(self, tool: ServerTool, result: ToolResult) -> None:
+    def _show_result(self, tool: "ServerTool", result: ToolResult) -> None:
         """Print the beginning of a result, with a mark before each line, which shows that the line
         is not the model's.
         """
@@ -141,7 +141,7 @@ class ChatTools:
             print_dimmed(self.ui, f"│ … {format_count(len(lines) - SHOWN_LINES, 'more line')}")
 
 
-def describe_call(tool: ServerTool, arguments: Mapping[str, Any]) -> str:
+def describe_call(tool: "ServerTool", arguments: Mapping[str, Any]) -> str:
     """Return a call as one line: server, name, and the arguments exactly as the server gets them."""
     text = json.dumps(arguments, ensure_ascii=False)
     if len(text) > SHOWN_ARGUMENTS:

@@ -8,8 +8,6 @@ from llmcli.chat.tools.tool_request import ToolRequest
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.text_input import expand_path
-from llmcli.tool_servers.server_file import read_servers
-from llmcli.tool_servers.server_pool import ToolServers
 from llmcli.ui import UI
 
 
@@ -25,6 +23,10 @@ def open_tools(
     if request.mcp is None:
         yield None
         return
+    # these imports are slow
+    from llmcli.tool_servers.server_file import read_servers
+    from llmcli.tool_servers.server_pool import ToolServers
+
     path = expand_path(request.mcp)
     servers = read_servers(path)
     if not servers:

@@ -1,15 +1,12 @@
 """The chat command `/bench`: runs the speed test of `bench` on the model that the chat has open."""
 
-from llmcli.bench.speed.measure import (
-    ModelUnderTest,
-    SpeedResult,
-    average,
-    measure_test,
-    standard_deviation,
-)
-from llmcli.bench.speed.parameter_grid import SpeedTest
+from typing import TYPE_CHECKING
+
 from llmcli.chat.chat_session import MeasuredSpeed
 from llmcli.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from llmcli.bench.speed.measure import SpeedResult
 
 REPETITIONS = 3
 
@@ -20,6 +17,10 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[MeasuredSpeed]:
 
     The test uses its own context, so the conversation's KV cache stays unchanged.
     """
+    # imported here, because a chat rarely measures and should start fast
+    from llmcli.bench.speed.measure import ModelUnderTest, measure_test
+    from llmcli.bench.speed.parameter_grid import SpeedTest
+
     model, options = runner.model, runner.options
     subject = ModelUnderTest(
         str(runner.header.path), model.description, model.nbytes, model.n_params
@@ -44,7 +45,9 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[MeasuredSpeed]:
     return [_as_speed(measure_test(model, subject, test, REPETITIONS)) for test in tests]
 
 
-def _as_speed(result: SpeedResult) -> MeasuredSpeed:
+def _as_speed(result: "SpeedResult") -> MeasuredSpeed:
+    from llmcli.bench.speed.measure import average, standard_deviation
+
     rates, gaps = result.samples_ts, result.itl_ms
     return MeasuredSpeed(
         result.test.name,

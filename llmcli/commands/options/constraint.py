@@ -25,7 +25,6 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
     """
     from llmcli.runtime.constraint import gbnf
     from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint
-    from llmcli.runtime.constraint.json_schema import check as schema_check
     from llmcli.text_input import expand_path, read_text, require_utf8
 
     sources = {name: typed.pop(name) for name in CONSTRAINT_FLAGS if name in typed}
@@ -65,7 +64,9 @@ def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
             hint="leave out one of them",
         )
     if kind == "json_schema":
-        schema_check.check_schema(text, is_strict)
+        from llmcli.runtime.constraint.json_schema.check import check_schema  # the import is slow
+
+        check_schema(text, is_strict)
     elif engine_options.get("grammar_engine") == "llama":
         gbnf.check_gbnf(text)
     else:

@@ -89,16 +89,16 @@ def rehearse_model(
     *,
     computes: bool = True,
     uses_template: bool = False,
-) -> None:
+) -> bool:
     """Raise UserError if llama.cpp crashes, hangs or takes too much memory with a model file, or if
-    it refuses the file.
+    it refuses the file. Return whether the file was rehearsed: False if the user trusts all files.
 
     If this file is new here, it is loaded in a child process, and a note says how long that took.
     `computes`: whether the caller computes tokens; otherwise the weights are not read.
     `uses_template`: whether the caller renders the file's chat template.
     """
     if config.trust_files:
-        return
+        return False
     store = VerdictStore(header, config)
     verdict = store.load()
     if verdict is None or not verdict.answers(computes):
@@ -114,6 +114,7 @@ def rehearse_model(
             if verdict is None or not verdict.answers(computes):
                 verdict = _rehearse(header, computes, store, ui)
     _require_no_fault(verdict.fault, header.path, uses_template)
+    return True
 
 
 def rehearse_file(path: Path, config: "Config", ui: "UI", *, computes: bool = True) -> None:

@@ -2,17 +2,18 @@
 the application does not read, on a response that the client does not read, and on data that a
 client sends while its previous request is being answered.
 
-uvicorn waits without limit for the first request of a connection and for the end of a head.
-httptools, which parses heads if it is installed (Ray installs it), accepts heads of any size. So a
-single connection could fill the memory, and silent connections could use up all file descriptors.
-If bytes that are not HTTP follow a running request, h11 causes a traceback, and httptools a second
-response inside the first.
+uvicorn waits without limit for the first request of a connection and for the end of a head, so
+silent connections could use up all file descriptors. If bytes that are not HTTP follow a running
+request, h11 causes a traceback.
+
+Heads are always parsed by h11. uvicorn would choose httptools where another package has installed
+it, which refuses unknown methods as broken HTTP and writes the names of headers in lower case.
 """
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Time for a request's head, from its first byte or from the start of the connection; and time in
 # which a client must read some bytes of a response.
@@ -21,10 +22,9 @@ MAX_HEAD_BYTES = 1 << 16  # as in h11; a single read may exceed it a little
 # Bytes of a body that may arrive after its response: many clients read only after they have sent
 # everything.
 MAX_UNREAD_BODY_BYTES = 1 << 26
-BaseConnection: Any = AutoHTTPProtocol
 
 
-class HttpConnection(BaseConnection):  # type: ignore[misc]  # uvicorn chooses the class
+class HttpConnection(H11Protocol):
     """One HTTP connection. It closes itself if no request arrives in time, or if the client does
     not read the response.
     """
@@ -35,7 +35,9 @@ class HttpConnection(BaseConnection):  # type: ignore[misc]  # uvicorn chooses t
         self._head_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(  # type: ignore[override]  # uvicorn's type
+        self, transport: asyncio.Transport
+    ) -> None:
         """Start the timer for the first request head."""
         super().connection_made(transport)
         self._start_head_timer()
@@ -75,7 +77,7 @@ class HttpConnection(BaseConnection):  # type: ignore[misc]  # uvicorn chooses t
             super().send_400_response(msg)
         elif is_complete:  # the bytes belong to a body whose response was already sent
             self.transport.close()
-        elif cycle.more_body and not (cycle.response_started or getattr(self, "pipeline", None)):
+        elif cycle.more_body and not cycle.response_started:
             super().send_400_response(msg)
         else:
             cycle.keep_alive = False
