@@ -8,7 +8,7 @@
 #include "../../llmcli/runtime/binding/kernels/attention.h"
 #include "random_bits.h"
 
-enum { SIZE = 64, HEADS = 5, PAIRS = 1, CELLS = 600 };
+enum { SIZE = 64, HEADS = 5, PAIRS = 1, CELLS = 600, PROMPT = 40 };  // PROMPT: rows that see what is before them
 
 static void pass_barrier(struct ggml_threadpool * threads) { (void)threads; }
 static int next_chunk;
@@ -47,7 +47,10 @@ static void print_case(const char * name, enum ggml_type type, int bytes, int va
     float * queries = malloc(4 * count), * results = malloc(4 * count), scale = 0.125f;
     uint16_t * masks = malloc(2 * CELLS * (size_t)rows);
     for (int i = 0; i < count; i++) queries[i] = ((float)(next_bits() >> 8) - 8388608.f) / 4194304.f;
-    for (int i = 0; i < CELLS * rows; i++) masks[i] = next_bits() % 4 ? 0 : 0xfc00;
+    for (int i = 0; i < CELLS * rows; i++) {
+        const bool is_visible = rows < PROMPT ? next_bits() % 4 : i % CELLS <= CELLS - rows + i / CELLS;
+        masks[i] = is_visible ? 0 : 0xfc00;
+    }
     query.data = queries, mask.data = masks;
     struct ggml_tensor op = {
         .op = GGML_OP_FLASH_ATTN_EXT, .ne = {SIZE, HEADS, rows, 1}, .nb = {4, 4 * SIZE}, .src = {&query, &key, &value, &mask},
@@ -65,10 +68,11 @@ static void print_case(const char * name, enum ggml_type type, int bytes, int va
 }
 
 int main(void) {
-    for (int rows = 1; rows <= 9; rows += 4) {
-        print_case("F16", GGML_TYPE_F16, 2, 1, rows);
-        print_case("Q8_0", GGML_TYPE_Q8_0, 34, 32, rows);
-        print_case("Q4_0", GGML_TYPE_Q4_0, 18, 32, rows);
+    const int counts[] = {1, 5, 9, PROMPT};
+    for (int i = 0; i < 4; i++) {
+        print_case("F16", GGML_TYPE_F16, 2, 1, counts[i]);
+        print_case("Q8_0", GGML_TYPE_Q8_0, 34, 32, counts[i]);
+        print_case("Q4_0", GGML_TYPE_Q4_0, 18, 32, counts[i]);
     }
     return 0;
 }

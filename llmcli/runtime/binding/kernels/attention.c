@@ -4,97 +4,22 @@
 // ggml-cpu/ops.cpp). Here a cell is decoded to floats once for all query heads that share it. The visible cells of a
 // token are divided into chunks of CHUNK cells. Each chunk has a softmax of its own, and the chunks are merged in their
 // order (online softmax, https://arxiv.org/abs/1805.02867). If there are few tokens, the threads share out the chunks,
-// else the tokens. The result of a token has the same bits either way, whatever other tokens, empty cells and threads
-// there are.
+// else the tokens. Of many tokens, TILE_ROWS are computed together: a cell is decoded once for all of them. The result of
+// a token has the same bits each way, whatever other tokens, empty cells and threads there are.
 #include "attention.h"
 
 #if (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)) || defined(__ARM_FEATURE_DOTPROD)
-#include <math.h>
-#include <string.h>
-#if defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-#endif
+#include "attention_cells.h"
 
-#include "exponential.h"
-
-#define CHUNK 256        // cells
-#define KEYS 4           // cells whose keys are decoded at a time
 #define VALUES 32        // cells whose values are decoded at a time
 #define MOST_SIZE 256    // numbers of a head
 #define MOST_SHARING 16  // query heads that share keys and values
-#define TILED_ROWS 64    // from so many tokens on, ggml computes tiles of F16 caches (GGML_FA_TILE_Q), which is faster
+#define TILE_ROWS 32     // tokens that are computed together
+#define LEAST_TILED 8    // fewer tokens are computed alone
 #define AHEAD 16         // cells that are fetched ahead
 #define UNITS_PER_THREAD 4  // with fewer tokens and heads for each thread, chunks are shared out
 #define CHUNKS_PER_THREAD 2
 #define FEW_CELLS 1024      // so few are shared out beforehand: that costs less than to wait for another thread
-
-#define INLINE static inline __attribute__((always_inline))
-#define FOR(I, N) _Pragma("GCC unroll 8") for (int I = 0; I < (N); I++)
-
-typedef void (*Decode)(const uint8_t * from, int64_t count, float * out);
-
-INLINE float half_at(const void * at) {
-#if defined(__ARM_FEATURE_DOTPROD)
-    __fp16 value;
-    memcpy(&value, at, 2);
-    return value;
-#else
-    uint16_t bits;
-    memcpy(&bits, at, 2);
-    return _cvtsh_ss(bits);
-#endif
-}
-static void decode_f16(const uint8_t * from, int64_t count, float * out) {
-#if defined(__ARM_FEATURE_DOTPROD)
-    for (int64_t i = 0; i < count; i += 4)
-        vst1q_f32(out + i, vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from + 2 * i))));
-#else
-    for (int64_t i = 0; i < count; i += 8)
-        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + 2 * i))));
-#endif
-}
-static void decode_q8_0(const uint8_t * from, int64_t count, float * out) {
-    for (int64_t b = 0; b < count / 32; b++, from += 34, out += 32) {
-        const float d = half_at(from);
-        for (int i = 0; i < 32; i++) out[i] = d * (float)(int8_t)from[2 + i];
-    }
-}
-static void decode_q4_0(const uint8_t * from, int64_t count, float * out) {
-    for (int64_t b = 0; b < count / 32; b++, from += 18, out += 32) {
-        const float d = half_at(from);
-        for (int i = 0; i < 16; i++) {
-            out[i] = d * (float)((from[2 + i] & 15) - 8);
-            out[16 + i] = d * (float)((from[2 + i] >> 4) - 8);
-        }
-    }
-}
-static Decode decoder(enum ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_F16: return decode_f16;
-        case GGML_TYPE_Q8_0: return decode_q8_0;
-        case GGML_TYPE_Q4_0: return decode_q4_0;
-        default: return NULL;
-    }
-}
-
-// The sums of the lanes of four vectors.
-INLINE void store_four_sums(const F * of, float * out) {
-#if defined(__ARM_FEATURE_DOTPROD)
-    const float32x4_t first = vpaddq_f32((float32x4_t)of[0], (float32x4_t)of[1]);
-    vst1q_f32(out, vpaddq_f32(first, vpaddq_f32((float32x4_t)of[2], (float32x4_t)of[3])));
-#else
-    __m256 part[4];
-    for (int i = 0; i < 4; i++) {
-#if WIDTH == 16
-        part[i] = _mm256_add_ps(_mm512_castps512_ps256((__m512)of[i]), _mm512_extractf32x8_ps((__m512)of[i], 1));
-#else
-        part[i] = (__m256)of[i];
-#endif
-    }
-    const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(part[0], part[1]), _mm256_hadd_ps(part[2], part[3]));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
-#endif
-}
 
 // ---- what an operation has
 
@@ -107,17 +32,44 @@ typedef struct {
     // memory in floats: of each thread, and of the result of a chunk
     int64_t scratch, partial;
     bool splits;  // whether the threads share out chunks
+    bool is_tiled;  // whether tokens are computed together
 } Attention;
+
+// A chunk of the cells that a row sees. `keys` and `values`: decoded, or NULL.
+typedef struct {
+    const int32_t * cells;
+    int count;
+    bool has_bias;  // the mask adds to the score of a visible cell
+    const float *keys, *values;
+} Chunk;
 
 // A thread's memory. `total` has the sums of the values of each head, `most` the greatest score, `weight` the sum of the
 // exponentials of the scores, relative to it.
 typedef struct {
-    int32_t * visible;  // cells of the row `visible_of`
+    int32_t * visible;  // cells of the row `visible_of`, or those that any row of a tile sees
     int64_t count, visible_of;
-    bool has_bias;  // the mask adds to the score of a visible cell
+    bool has_bias;
     float *query, *keys, *values, *scores, *chunk, *total;
     float most[MOST_SHARING], weight[MOST_SHARING];  // of the chunk
+    struct TileScratch * tile;  // NULL: no tokens are computed together
 } Scratch;
+
+// The state of a row in a tile. `chunk`: the next one, in `cells`. `next`: the first cell behind it.
+typedef struct {
+    Chunk chunk;
+    int64_t next;
+    int32_t cells[CHUNK];
+    float most[MOST_SHARING], weight[MOST_SHARING];
+} TileRow;
+
+// The memory of a tile. `ranks`: the place of each cell in `visible`. `keys` and `values` have the decoded cells from the
+// place `first` to `end`, at most 2 * CHUNK.
+typedef struct TileScratch {
+    int32_t * ranks;
+    float *keys, *values, *totals;
+    int64_t first, end;
+    TileRow rows[TILE_ROWS];
+} TileScratch;
 
 INLINE int64_t least_of(int64_t one, int64_t other) { return one < other ? one : other; }
 INLINE int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
@@ -126,13 +78,20 @@ static size_t row_bytes(const struct ggml_tensor * cache) {
     return (cache->type == GGML_TYPE_F16 ? cache->ne[0] : cache->ne[0] / 32) * cache->nb[0];
 }
 
+// The size of a tile's memory. Behind its keys are KEYS more, which are read with the last.
+static int64_t tile_floats(const Attention * of) {
+    return padded(sizeof(TileScratch) / sizeof(float) + 1) + padded(of->cells)
+        + (2 * CHUNK + KEYS) * (padded(of->key_size) + padded(of->value_size))
+        + TILE_ROWS * padded(of->sharing * of->value_size);
+}
+
 static Attention attention(const struct ggml_tensor * op, int threads) {
     const struct ggml_tensor *query = op->src[0], *key = op->src[1], *value = op->src[2];
     Attention of = {
         op, query, key, value, op->src[3], op->src[4], decoder(key->type), decoder(value->type), 0, 0, 0,
         row_bytes(key), row_bytes(value),
         key->ne[0], value->ne[0], query->ne[1], query->ne[3], query->ne[2], key->ne[2],
-        query->ne[2] / key->ne[2], key->ne[1], (key->ne[1] + CHUNK - 1) / CHUNK, 0, 0, false};
+        query->ne[2] / key->ne[2], key->ne[1], (key->ne[1] + CHUNK - 1) / CHUNK, 0, 0, false, false};
     memcpy(&of.scale, op->op_params, sizeof(float));
     memcpy(&of.max_bias, op->op_params + 1, sizeof(float));
     memcpy(&of.cap, op->op_params + 2, sizeof(float));
@@ -141,6 +100,8 @@ static Attention attention(const struct ggml_tensor * op, int threads) {
         + padded(VALUES * of.value_size) + of.sharing * CHUNK + 2 * padded(of.sharing * of.value_size);
     of.partial = padded(of.value_size) + 16;
     of.splits = of.chunks > 1 && of.streams * of.rows * of.pairs < UNITS_PER_THREAD * threads;
+    of.is_tiled = !of.splits && of.rows >= LEAST_TILED;
+    if (of.is_tiled) of.scratch += tile_floats(&of);
     return of;
 }
 
@@ -152,6 +113,15 @@ static Scratch scratch(const Attention * of, float * memory) {
     out.scores = out.values + padded(VALUES * of->value_size);
     out.chunk = out.scores + of->sharing * CHUNK;
     out.total = out.chunk + padded(of->sharing * of->value_size);
+    if (of->is_tiled) {
+        float * rest = out.total + padded(of->sharing * of->value_size);
+        out.tile = (TileScratch *)rest;
+        rest += padded(sizeof(TileScratch) / sizeof(float) + 1);
+        out.tile->ranks = (int32_t *)rest;
+        out.tile->keys = rest + padded(of->cells);
+        out.tile->values = out.tile->keys + (2 * CHUNK + KEYS) * padded(of->key_size);
+        out.tile->totals = out.tile->values + (2 * CHUNK + KEYS) * padded(of->value_size);
+    }
     return out;
 }
 
@@ -161,72 +131,52 @@ static const uint8_t * mask_of(const Attention * of, int64_t row) {
     return (const uint8_t *)of->mask->data + row % of->rows * of->mask->nb[1] + stream * of->mask->nb[3];
 }
 
+// Whether a mask has the same four halves `bits` at 16 cells.
+INLINE bool is_run_of(const uint8_t * mask, uint64_t bits) {
+    uint64_t four[4];
+    memcpy(four, mask, 32);
+    return ((four[0] ^ bits) | (four[1] ^ bits) | (four[2] ^ bits) | (four[3] ^ bits)) == 0;
+}
+#define HIDDEN 0xfc00  // -infinity
+#define HIDDEN_FOUR 0xfc00fc00fc00fc00
+
+// Lists up to `limit` cells that a row sees, from `*next` on, which becomes the first cell behind them. Returns how many.
+static int64_t list_cells(
+    const Attention * of, const uint8_t * mask, int64_t * next, int64_t limit, int32_t * out, bool * has_bias
+) {
+    int64_t count = 0, c = *next;
+    while (c < of->cells && count < limit) {
+        if (c + 16 <= of->cells && count + 16 <= limit) {
+            if (!mask || is_run_of(mask + 2 * c, 0)) {
+                for (int i = 0; i < 16; i++) out[count + i] = (int32_t)(c + i);
+                count += 16, c += 16;
+                continue;
+            }
+            if (is_run_of(mask + 2 * c, HIDDEN_FOUR)) {
+                c += 16;
+                continue;
+            }
+        }
+        uint16_t bits = 0;
+        if (mask) memcpy(&bits, mask + 2 * c, 2);
+        out[count] = (int32_t)c++;
+        count += bits != HIDDEN;
+        *has_bias |= bits != HIDDEN && bits;
+    }
+    *next = c;
+    return count;
+}
+
 // Lists the cells that a row sees.
 static void list_visible(const Attention * of, Scratch * in, int64_t row) {
     if (in->visible_of == row) return;
-    const uint8_t * mask = mask_of(of, row);
-    int64_t count = 0;
-    bool has_bias = false;
-    for (int64_t c = 0; c < of->cells; c++) {
-        uint16_t bits = 0;
-        if (mask) memcpy(&bits, mask + 2 * c, 2);
-        const bool is_visible = bits != 0xfc00;  // -infinity
-        in->visible[count] = (int32_t)c;
-        count += is_visible;
-        has_bias |= is_visible && bits;
-    }
-    in->count = count, in->visible_of = row, in->has_bias = has_bias;
+    int64_t next = 0;
+    in->has_bias = false;
+    in->count = list_cells(of, mask_of(of, row), &next, of->cells, in->visible, &in->has_bias);
+    in->visible_of = row;
 }
 
 // ---- one chunk
-
-// Multiplies `heads` queries with KEYS keys.
-INLINE void multiply_keys(const float * query, const float * keys, int64_t size, const int heads, float * out) {
-    F sums[2][KEYS];
-    FOR(h, heads) FOR(c, KEYS) sums[h][c] = splat(0);
-    for (int64_t d = 0; d < size; d += LANES) {
-        F key[KEYS];
-        FOR(c, KEYS) key[c] = load(keys + c * size + d);
-        FOR(h, heads) {
-            const F part = load(query + h * size + d);
-            FOR(c, KEYS) sums[h][c] += part * key[c];
-        }
-    }
-    FOR(h, heads) store_four_sums(sums[h], out + h * CHUNK);
-}
-
-// Adds `count` values of size `size`, times the weights of `heads` heads, to their sums, `vectors` at a time.
-INLINE void add_values(
-    const float * weights, const float * values, int count, int64_t size, const int heads, const int vectors, float * out
-) {
-    F sums[2][4];
-    FOR(h, heads) FOR(v, vectors) sums[h][v] = load(out + h * size + v * LANES);
-    for (int c = 0; c < count; c++) {
-        F value[4];
-        FOR(v, vectors) value[v] = load(values + c * size + v * LANES);
-        FOR(h, heads) {
-            const F weight = splat(weights[h * CHUNK + c]);
-            FOR(v, vectors) sums[h][v] += weight * value[v];
-        }
-    }
-    FOR(h, heads) FOR(v, vectors) store(out + h * size + v * LANES, sums[h][v]);
-}
-INLINE void add_all_values(
-    const float * weights, const float * values, int count, int64_t size, const int heads, float * out
-) {
-    int64_t d = 0;
-    for (; d + 4 * LANES <= size; d += 4 * LANES) add_values(weights, values + d, count, size, heads, 4, out + d);
-    for (; d < size; d += LANES) add_values(weights, values + d, count, size, heads, 1, out + d);
-}
-
-// Limits scores that were divided by the cap: cap * tanh(score).
-static void limit_scores(float * scores, int count, float cap) {
-    for (int c = 0; c < count; c += LANES) {
-        // below 88 / 2, where the exponential is finite; tanh is 1 from 9 on
-        const F x = min_lanes(max_lanes(load(scores + c), splat(-40)), splat(40));
-        store(scores + c, splat(cap) - splat(2 * cap) / (exponential(x + x) + splat(1)));
-    }
-}
 
 // The factor of the mask for a head, by which ALiBi lowers the scores of distant cells.
 static float slope(const Attention * of, int64_t head) {
@@ -235,22 +185,6 @@ static float slope(const Attention * of, int64_t head) {
     while (2 * power <= of->heads) power *= 2;
     return head < power ? powf(2, -of->max_bias / power * (head + 1))
                         : powf(2, -of->max_bias / 2 / power * (2 * (head - power) + 1));
-}
-
-// Replaces the scores of a head by their exponentials relative to the greatest.
-static void exponentiate(float * scores, int count, float * most, float * weight) {
-    for (int c = count; c % LANES; c++) scores[c] = -INFINITY;
-    F top = splat(-INFINITY), sum = splat(0);
-    for (int c = 0; c < count; c += LANES) top = max_lanes(top, load(scores + c));
-    *most = top[0];
-    for (int i = 1; i < LANES; i++) *most = top[i] > *most ? top[i] : *most;
-    for (int c = 0; c < count; c += LANES) {
-        const F each = exponential(load(scores + c) - splat(*most));
-        store(scores + c, each);
-        sum += each;
-    }
-    *weight = 0;
-    for (int i = 0; i < LANES; i++) *weight += sum[i];
 }
 
 // Copies the queries of a row that share keys and values, times the scale.
@@ -276,45 +210,40 @@ INLINE void fetch_ahead(const uint8_t * cache, size_t stride, size_t bytes, cons
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
 }
 
-// Computes the attention of the copied queries over `count` visible cells: `most`, `weight` and `chunk`.
-static void compute_chunk(
-    const Attention * of, Scratch * in, int64_t row, int64_t pair, const int32_t * cells, int count
-) {
+// Computes the attention of the copied queries over a chunk: `most`, `weight` and `chunk`.
+static void compute_chunk(const Attention * of, Scratch * in, int64_t row, int64_t pair, const Chunk * chunk) {
     const uint8_t * keys = cells_of(of->key, of, row, pair), * values = cells_of(of->value, of, row, pair);
-    const uint8_t * mask = mask_of(of, row);
+    const int32_t * cells = chunk->cells;
+    const int count = chunk->count;
     for (int c = 0; c < count; c += KEYS) {
+        if (chunk->keys) {
+            multiply_keys(in->query, chunk->keys + c * of->key_size, of->key_size, of->sharing, in->scores + c);
+            continue;
+        }
         const int some = (int)least_of(KEYS, count - c);  // behind them are earlier keys, whose scores are overwritten
         for (int i = 0; i < some; i++) {
             fetch_ahead(keys, of->key->nb[1], of->key_bytes, cells, c + i, count);
             of->decode_key(keys + cells[c + i] * of->key->nb[1], of->key_size, in->keys + i * of->key_size);
         }
-        int64_t h = 0;
-        for (; h + 2 <= of->sharing; h += 2)
-            multiply_keys(in->query + h * of->key_size, in->keys, of->key_size, 2, in->scores + h * CHUNK + c);
-        if (h < of->sharing)
-            multiply_keys(in->query + h * of->key_size, in->keys, of->key_size, 1, in->scores + h * CHUNK + c);
+        multiply_keys(in->query, in->keys, of->key_size, of->sharing, in->scores + c);
     }
+    const uint8_t * mask = mask_of(of, row);
     for (int64_t h = 0; h < of->sharing; h++) {
         float * scores = in->scores + h * CHUNK;
         if (of->cap != 0) limit_scores(scores, count, of->cap);
-        const float factor = in->has_bias ? slope(of, pair * of->sharing + h) : 0;
-        for (int c = 0; in->has_bias && c < count; c++) scores[c] += factor * half_at(mask + 2 * cells[c]);
+        const float factor = chunk->has_bias ? slope(of, pair * of->sharing + h) : 0;
+        for (int c = 0; chunk->has_bias && c < count; c++) scores[c] += factor * half_at(mask + 2 * cells[c]);
         exponentiate(scores, count, in->most + h, in->weight + h);
     }
     memset(in->chunk, 0, sizeof(float) * of->sharing * of->value_size);
     for (int c = 0; c < count; c += VALUES) {
         const int some = (int)least_of(VALUES, count - c);
-        for (int i = 0; i < some; i++) {
+        const float * decoded = chunk->values ? chunk->values + c * of->value_size : in->values;
+        for (int i = 0; !chunk->values && i < some; i++) {
             fetch_ahead(values, of->value->nb[1], of->value_bytes, cells, c + i, count);
             of->decode_value(values + cells[c + i] * of->value->nb[1], of->value_size, in->values + i * of->value_size);
         }
-        int64_t h = 0;
-        for (; h + 2 <= of->sharing; h += 2)
-            add_all_values(
-                in->scores + h * CHUNK + c, in->values, some, of->value_size, 2, in->chunk + h * of->value_size);
-        if (h < of->sharing)
-            add_all_values(
-                in->scores + h * CHUNK + c, in->values, some, of->value_size, 1, in->chunk + h * of->value_size);
+        add_values(in->scores + c, decoded, some, of->value_size, of->sharing, in->chunk);
     }
 }
 
@@ -348,6 +277,19 @@ static void write_result(
     for (int64_t d = 0; d < of->value_size; d++) out[d] = total[d] * factor;
 }
 
+// Adds the chunk that was computed to the sums of the heads that share it.
+static void merge_chunk(const Attention * of, const Scratch * in, float * totals, float * most, float * weight) {
+    for (int64_t h = 0; h < of->sharing; h++)
+        merge(
+            totals + h * of->value_size, most + h, weight + h, in->chunk + h * of->value_size, in->most[h],
+            in->weight[h], of->value_size);
+}
+
+// The chunk that begins at a place of the list of visible cells.
+static Chunk chunk_at(const Scratch * in, int64_t first) {
+    return (Chunk){in->visible + first, (int)least_of(CHUNK, in->count - first), in->has_bias, NULL, NULL};
+}
+
 // Computes all chunks of a row and a pair of keys and values.
 static void compute_row(const Attention * of, Scratch * in, int64_t row, int64_t pair) {
     float most[MOST_SHARING], weight[MOST_SHARING];
@@ -356,11 +298,9 @@ static void compute_row(const Attention * of, Scratch * in, int64_t row, int64_t
     list_visible(of, in, row);
     copy_queries(of, in, row, pair);
     for (int64_t first = 0; first < in->count; first += CHUNK) {
-        compute_chunk(of, in, row, pair, in->visible + first, (int)least_of(CHUNK, in->count - first));
-        for (int64_t h = 0; h < of->sharing; h++)
-            merge(
-                in->total + h * of->value_size, most + h, weight + h, in->chunk + h * of->value_size, in->most[h],
-                in->weight[h], of->value_size);
+        const Chunk chunk = chunk_at(in, first);
+        compute_chunk(of, in, row, pair, &chunk);
+        merge_chunk(of, in, in->total, most, weight);
     }
     for (int64_t h = 0; h < of->sharing; h++)
         write_result(of, row, pair * of->sharing + h, in->total + h * of->value_size, most[h], weight[h]);
@@ -375,10 +315,11 @@ static void compute_partial(
     const Attention * of, Scratch * in, int64_t row, int64_t pair, int64_t chunk, float * partials
 ) {
     list_visible(of, in, row);
-    const int64_t first = chunk * CHUNK, count = least_of(CHUNK, in->count - first);
+    const Chunk cells = chunk_at(in, chunk * CHUNK);
+    const int count = cells.count;
     if (count > 0) {
         copy_queries(of, in, row, pair);
-        compute_chunk(of, in, row, pair, in->visible + first, (int)count);
+        compute_chunk(of, in, row, pair, &cells);
     }
     for (int64_t h = 0; h < of->sharing; h++) {
         float * out = partial_of(of, partials, row, pair * of->sharing + h, chunk);
@@ -400,17 +341,111 @@ static void merge_partials(const Attention * of, Scratch * in, int64_t row, int6
     write_result(of, row, head, in->total, most, weight);
 }
 
+// ---- tiles: tokens that are computed together
+
+// Lists the cells that any of `count` rows sees, and the place of each cell in this list.
+static void list_tile(const Attention * of, Scratch * in, int64_t row, int64_t count) {
+    in->count = 0, in->visible_of = -1;
+    for (int64_t c = 0; c < of->cells; c += 16) {
+        const int some = (int)least_of(16, of->cells - c);
+        bool is_visible[16] = {false}, sees_all = false;
+        for (int64_t r = 0; r < count && !sees_all; r++) {
+            const uint8_t * mask = mask_of(of, row + r);
+            sees_all = !mask || (some == 16 && is_run_of(mask + 2 * c, 0));
+            if (sees_all || (some == 16 && is_run_of(mask + 2 * c, HIDDEN_FOUR))) continue;
+            for (int i = 0; i < some; i++) {
+                uint16_t bits;
+                memcpy(&bits, mask + 2 * (c + i), 2);
+                is_visible[i] |= bits != HIDDEN;
+            }
+        }
+        for (int i = 0; i < some; i++) {
+            in->tile->ranks[c + i] = (int32_t)in->count;
+            in->visible[in->count] = (int32_t)(c + i);
+            in->count += sees_all || is_visible[i];
+        }
+    }
+}
+
+// Decodes the keys and values of a tile up to a place in the list of its cells.
+static void decode_tile(const Attention * of, Scratch * in, int64_t row, int64_t pair, int64_t end) {
+    TileScratch * tile = in->tile;
+    const uint8_t * keys = cells_of(of->key, of, row, pair), * values = cells_of(of->value, of, row, pair);
+    for (; tile->end < end; tile->end++) {
+        const int64_t cell = in->visible[tile->end], at = tile->end - tile->first;
+        of->decode_key(keys + cell * of->key->nb[1], of->key_size, tile->keys + at * of->key_size);
+        of->decode_value(values + cell * of->value->nb[1], of->value_size, tile->values + at * of->value_size);
+    }
+}
+
+// Makes a place in the list of cells the first one that is decoded.
+static void move_tile(const Attention * of, TileScratch * tile, int64_t first) {
+    const int64_t skipped = first - tile->first, kept = tile->end - first;
+    if (kept > 0) {
+        memmove(tile->keys, tile->keys + skipped * of->key_size, sizeof(float) * kept * of->key_size);
+        memmove(tile->values, tile->values + skipped * of->value_size, sizeof(float) * kept * of->value_size);
+    }
+    tile->first = first, tile->end = kept > 0 ? tile->end : first;
+}
+
+static void list_next_chunk(const Attention * of, TileRow * state, int64_t row) {
+    state->chunk = (Chunk){.cells = state->cells};
+    state->chunk.count =
+        (int)list_cells(of, mask_of(of, row), &state->next, CHUNK, state->cells, &state->chunk.has_bias);
+}
+
+// Computes `count` rows of one stream and a pair of keys and values. The cells are decoded in blocks of CHUNK. A chunk
+// of a row begins in a block and may end in the next. One whose cells are not side by side among those of the tile is
+// decoded again.
+static void compute_tile(const Attention * of, Scratch * in, int64_t row, int64_t count, int64_t pair) {
+    TileScratch * tile = in->tile;
+    const int64_t width = padded(of->sharing * of->value_size);
+    list_tile(of, in, row, count);
+    memset(tile->totals, 0, sizeof(float) * count * width);
+    for (int64_t r = 0; r < count; r++) {
+        TileRow * state = tile->rows + r;
+        state->next = 0;
+        for (int64_t h = 0; h < of->sharing; h++) state->most[h] = -INFINITY, state->weight[h] = 0;
+        list_next_chunk(of, state, row + r);
+    }
+    tile->first = tile->end = 0;
+    for (int64_t block = 0; block < in->count; block += CHUNK) {
+        move_tile(of, tile, block);
+        for (int64_t r = 0; r < count; r++) {
+            TileRow * state = tile->rows + r;
+            Chunk * chunk = &state->chunk;
+            while (chunk->count > 0 && tile->ranks[chunk->cells[0]] < block + CHUNK) {
+                const int64_t first = tile->ranks[chunk->cells[0]];
+                const int64_t end = tile->ranks[chunk->cells[chunk->count - 1]] + 1;
+                if (end - first == chunk->count) {
+                    decode_tile(of, in, row, pair, end);
+                    chunk->keys = tile->keys + (first - block) * of->key_size;
+                    chunk->values = tile->values + (first - block) * of->value_size;
+                }
+                copy_queries(of, in, row + r, pair);
+                compute_chunk(of, in, row + r, pair, chunk);
+                merge_chunk(of, in, tile->totals + r * width, state->most, state->weight);
+                list_next_chunk(of, state, row + r);
+            }
+        }
+    }
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t h = 0; h < of->sharing; h++)
+            write_result(
+                of, row + r, pair * of->sharing + h, tile->totals + r * width + h * of->value_size,
+                tile->rows[r].most[h], tile->rows[r].weight[h]);
+}
+
 bool is_own_attention(const struct ggml_tensor * op) {
     const struct ggml_tensor *query = op->src[0], *key = op->src[1], *value = op->src[2], *mask = op->src[3];
     const bool has_types = query->type == GGML_TYPE_F32 && decoder(key->type) && decoder(value->type)
         && (!mask || mask->type == GGML_TYPE_F16) && (!op->src[4] || op->src[4]->type == GGML_TYPE_F32);
     if (!has_types) return false;
     const int unit = key->type == GGML_TYPE_F16 && value->type == GGML_TYPE_F16 ? LANES : 32;
-    const bool fits = key->ne[0] % unit == 0 && value->ne[0] % unit == 0 && key->ne[0] % LANES == 0
+    return key->ne[0] % unit == 0 && value->ne[0] % unit == 0 && key->ne[0] % LANES == 0
         && key->ne[0] <= MOST_SIZE && value->ne[0] <= MOST_SIZE && key->ne[2] == value->ne[2]
         && key->ne[3] == value->ne[3] && query->ne[2] % key->ne[2] == 0 && query->ne[2] / key->ne[2] <= MOST_SHARING
         && query->ne[3] % key->ne[3] == 0 && (!mask || mask->ne[2] == 1);
-    return fits && (unit != LANES || query->ne[1] < TILED_ROWS);
 }
 
 size_t attention_work_size(int threads, const struct ggml_tensor * op) {
@@ -428,14 +463,24 @@ void compute_attention(
     Scratch in = scratch(&of, memory + of.scratch * params->ith);
     // All heads of a chunk are computed by the same thread if there are enough chunks: their cells are side by side.
     const int64_t pairs = of.splits && of.chunks >= CHUNKS_PER_THREAD * params->nth ? of.pairs : 1;
-    const int64_t rows = of.streams * of.rows, units = rows * of.pairs / pairs * (of.splits ? of.chunks : 1);
-    const bool is_shared_beforehand = of.cells <= FEW_CELLS;
+    const int64_t rows = of.streams * of.rows, tiles = (of.rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t units = of.is_tiled ? of.streams * tiles * of.pairs
+                                      : rows * of.pairs / pairs * (of.splits ? of.chunks : 1);
+    const bool is_shared_beforehand = of.cells <= FEW_CELLS && !of.is_tiled;
     if (!is_shared_beforehand) {
         if (params->ith == 0) ggml->chunk_set(params->threadpool, params->nth);
         ggml->barrier(params->threadpool);
     }
     for (int64_t u = params->ith; u < units;
          u = is_shared_beforehand ? u + params->nth : ggml->chunk_add(params->threadpool, 1)) {
+        if (of.is_tiled) {
+            const int64_t tile = units - 1 - u;  // the last ones see most cells
+            const int64_t first = tile / of.pairs % tiles * TILE_ROWS;
+            compute_tile(
+                &of, &in, tile / of.pairs / tiles * of.rows + first, least_of(TILE_ROWS, of.rows - first),
+                tile % of.pairs);
+            continue;
+        }
         const int64_t first = u % (of.pairs / pairs) * pairs, rest = u / (of.pairs / pairs);
         for (int64_t pair = first; pair < first + pairs; pair++) {
             if (of.splits) compute_partial(&of, &in, rest / of.chunks, pair, rest % of.chunks, partials);

@@ -107,8 +107,17 @@ def make_case(
         return random.standard_normal(shape, np.float32)
 
     visible = np.ones((streams, rows, cells), bool)
-    if mask == "causal":
+    if mask in ("causal", "window"):
         visible &= np.arange(cells) <= cells - rows + np.arange(rows)[:, None]
+        if mask == "window":
+            visible &= np.arange(cells) > cells - rows + np.arange(rows)[:, None] - 300
+    elif mask == "mixed":  # cells that were reused, so they are not in the order of the tokens
+        order = random.permutation(cells)
+        visible &= order <= cells - rows + np.arange(rows)[:, None]
+    elif mask == "several":  # sequences of different lengths, whose cells alternate
+        sequences = np.arange(rows)[:, None] % 3
+        visible &= np.arange(cells) % 3 == sequences
+        visible &= np.arange(cells) < cells - 100 * sequences
     elif mask == "holes":
         visible &= random.random((streams, rows, cells)) < 0.3
         visible[..., 7] = True
@@ -178,6 +187,7 @@ def largest_error(found: F32, expected: F64) -> float:
         *((1, 5000, mask) for mask in ("causal", "holes")),
         *((5, 700, mask) for mask in ("causal", "holes")),
         (63, 300, "causal"),
+        *((70, 1100, mask) for mask in ("none", "causal", "window", "mixed", "several", "holes")),
     ],
 )
 def test_attention_equals_that_of_decoded_cells(
@@ -236,6 +246,28 @@ def test_a_row_has_the_same_bits_beside_other_rows_and_with_any_threads(kind: st
         )
         for threads in (1, 2):
             np.testing.assert_array_equal(compute(alone, threads)[:, 0], together[:, row])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mask", ["none", "causal", "window", "mixed", "several"])
+def test_a_row_of_a_prompt_has_the_same_bits_alone(kind: str, mask: str) -> None:
+    """Rows of a prompt are computed in tiles, which share decoded cells."""
+    case = make_case(kind, rows=101, cells=1100, heads=7, pairs=1, mask=mask)
+    together = compute(case)
+    np.testing.assert_array_equal(compute(case, 1), together)
+    for row in (0, 1, 31, 32, 77, 100):
+        alone = replace(
+            case,
+            queries=case.queries[:, :, row : row + 1],
+            mask=None if case.mask is None else case.mask[:, row : row + 1],
+        )
+        np.testing.assert_array_equal(compute(alone)[:, 0], together[:, row])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_of_several_streams(kind: str) -> None:
+    case = make_case(kind, rows=40, cells=600, streams=3, mask="holes")
+    assert largest_error(compute(case), case.expected()) < 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
