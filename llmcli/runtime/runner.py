@@ -706,7 +706,10 @@ def _thread_team(
     batch_threads = options.threads_batch or options.threads
     return ThreadTeam(
         options.threads,
-        lambda count: context.set_threads(count, batch_threads),
+        # a context that has its full number computes passes of several rows with theirs
+        lambda count: context.set_threads(
+            count, batch_threads if count == options.threads else min(count, batch_threads)
+        ),
         lambda: not products.leaves_attention_to_ggml(),
     )
 

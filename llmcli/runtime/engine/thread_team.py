@@ -1,9 +1,10 @@
-"""How many threads compute the tokens of an answer while other programs use the processor.
+"""How many threads compute the tokens of answers while other programs use the processor.
 
 The threads of a pass wait for the slowest one after every operation. Beside a program that takes a
 core, two threads on two cores are slower than one: the system lets the program and a thread take
 turns on the same core. So when threads are preempted, fewer are tried, and when few are in use, more
-are tried from time to time. The faster number is kept.
+are tried from time to time. The faster number is kept. Passes are compared with passes of as many
+rows.
 """
 
 import resource
@@ -28,8 +29,11 @@ def count_preemptions() -> int:
 
 @dataclass(slots=True)
 class _Window:
-    """Measured passes of one number of threads. `preemptions`: the count at its beginning."""
+    """Measured passes of `rows` rows with one number of threads. `preemptions`: the count at its
+    beginning.
+    """
 
+    rows: int
     preemptions: int
     passes: int = 0
     seconds: float = 0.0
@@ -40,8 +44,8 @@ class _Window:
 
 
 class ThreadTeam:
-    """The number of threads for passes of one row: at most `most`. The engine tells it the seconds
-    of each pass, and it calls `set_threads` to change the number, while `may_change` returns True.
+    """The number of threads of a context: at most `most`. The engine tells it the seconds of each
+    pass, and it calls `set_threads` to change the number, while `may_change` returns True.
     """
 
     def __init__(
@@ -55,25 +59,28 @@ class ThreadTeam:
         self.most, self.count = most, most
         self._set_threads, self._may_change = set_threads, may_change
         self._clock, self._preemptions = clock, preemptions
-        self._window = _Window(preemptions())
+        self._window = _Window(1, preemptions())
         self._pass_seconds = 0.0  # with the number that is kept, while another is tried
         self._kept: int | None = None  # this number; None while none is tried
         self._wait, self._next_trial = FIRST_WAIT, clock()
 
     def observe_pass(self, rows: int, seconds: float) -> None:
-        """Take the time of a pass into account. Passes of several rows say nothing, and begin a
-        measurement anew.
+        """Take the time of a pass into account. Another number of rows than before begins a
+        measurement anew, and ends a trial without a result.
         """
         if self.most == 1:
             return
-        if rows != 1:
-            self._window = _Window(self._preemptions())
+        if rows != self._window.rows:
+            self._window = _Window(rows, self._preemptions())
+            if self._kept is not None:
+                self._use(self._kept)
+                self._kept = None
             return
         self._window.passes += 1
         self._window.seconds += seconds
         if self._window.is_complete:
             self._decide(self._window)
-            self._window = _Window(self._preemptions())
+            self._window = _Window(rows, self._preemptions())
 
     def _decide(self, window: _Window) -> None:
         """Change the number of threads after a complete measurement, or keep it."""

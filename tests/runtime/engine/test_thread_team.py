@@ -2,8 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
-
 from llmcli.runtime.engine.thread_team import FIRST_WAIT, MAX_WAIT, ThreadTeam
 
 
@@ -73,9 +71,27 @@ def test_preemptions_alone_do_not_take_a_thread_away() -> None:
     assert machine.team.count == 2
 
 
-@pytest.mark.parametrize("change", ["rows", "may_change"])
-def test_passes_of_several_rows_and_a_fixed_number_change_nothing(change: str) -> None:
+def test_a_fixed_number_is_kept() -> None:
     machine = Machine({1: 0.012, 2: 0.02}, preempted={2})
-    machine.may_change = change != "may_change"
-    machine.run(5, rows=2 if change == "rows" else 1)
+    machine.may_change = False
+    machine.run(5)
     assert machine.used == []
+
+
+def test_passes_of_several_rows_change_the_number_too() -> None:
+    machine = Machine({1: 0.012, 2: 0.02}, preempted={2})
+    machine.run(1, rows=4)
+    assert machine.team.count == 1
+
+
+def test_passes_are_compared_with_passes_of_as_many_rows() -> None:
+    """Long passes of a prompt during a trial do not look like slow passes of one row."""
+    machine = Machine({1: 0.02, 2: 0.015}, preempted={2})
+    machine.run(0.07)
+    assert machine.team.count == 1  # a trial
+    machine.team.observe_pass(512, 9.0)
+    assert machine.team.count == 2  # given up
+    for _ in range(50):  # no window is ever complete
+        machine.run(0.01)
+        machine.team.observe_pass(512, 9.0)
+    assert machine.team.count == 2
