@@ -2,8 +2,8 @@
 one input at a time.
 
 Inputs may be written in any order and in several runs. Once an input is on disk, the sha256 of its
-bytes is written to the file as its mark. After a crash, the next run recognizes the finished inputs
-by their marks, and writes only the missing ones.
+bytes is written to the file as its mark. After a crash, the next run compares the marks with the
+bytes, and writes only the inputs whose mark is missing or wrong.
 """
 
 import hashlib
@@ -29,12 +29,16 @@ from quant.calibration.moments import (
 from quant.disk_space import require_disk_space
 from quant.errors import UserError
 from quant.gguf import layout
+from quant.gguf.resumable_writer import sync_folder
 from quant.link_safety import open_without_links
 from quant.model_file.load_checks import MOMENTS_TYPE
 
 F64 = NDArray[np.float64]
 ALIGNMENT_BYTES = 32
 MARK_SUFFIX = ".mark"  # I32 [8], the sha256 of an input's bytes; zeros until the input is written
+# the tensors of an input that its mark is the digest of, in this order
+DATA_SUFFIXES = (SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX)
+BLOCK_BYTES = 1 << 22  # that are hashed at a time
 UNFINISHED_DIGEST = "0" * 64
 # Rows that are mirrored at a time. Mirroring single rows would cost a cache miss for each value.
 MIRROR_ROWS = 128
@@ -89,6 +93,7 @@ class MomentsWriter:
         self.part_path = out.with_name(f".{out.name}.part")
         self.layout = _layout(origin, self.inputs)
         self._slots = {slot.name: slot for slot in self.layout.slots}
+        self._finished: set[int] = set()
         try:
             self._resume()
         except OSError as error:
@@ -107,6 +112,7 @@ class MomentsWriter:
         if self.part_path.is_file():
             self._file = open_without_links(self.part_path, "r+b")
             if self._file.read(len(self.layout.header)) == self.layout.header:
+                self._finished = set(filter(self._is_intact, range(len(self.inputs))))
                 return
             self._file.close()
             self.part_path.unlink()
@@ -124,9 +130,7 @@ class MomentsWriter:
     @property
     def finished_inputs(self) -> frozenset[int]:
         """The numbers of the inputs that are completely in the file."""
-        return frozenset(
-            number for number in range(len(self.inputs)) if self._mark(number).strip(b"\0")
-        )
+        return frozenset(self._finished)
 
     def write_input(self, number: int, sums: MomentSums) -> None:
         """Write the sums of input `number`, sync them to disk, and then write its mark. Raises
@@ -155,6 +159,7 @@ class MomentsWriter:
         self._sync()
         self._write_at(self._slots[f"{number}{MARK_SUFFIX}"].offset, sha.digest())
         self._sync()
+        self._finished.add(number)
 
     def finish(self) -> None:
         """Write the digest of all inputs into the header, and give the file its final name. All
@@ -168,6 +173,7 @@ class MomentsWriter:
         self._sync()
         self._file.close()
         self.part_path.replace(self.out)
+        sync_folder(self.out.parent)
 
     def _write_matrix(self, offset: int, matrix: int, square: F64, sha: "hashlib._Hash") -> None:
         """Write one matrix of sums in float32, with the lower triangle of `square` mirrored to the
@@ -201,6 +207,20 @@ class MomentsWriter:
     def _mark(self, number: int) -> bytes:
         self._file.seek(self._slots[f"{number}{MARK_SUFFIX}"].offset)
         return self._file.read(32)
+
+    def _is_intact(self, number: int) -> bool:
+        """Return whether the mark of an input is the sha256 of its bytes in the file."""
+        mark, sha = self._mark(number), hashlib.sha256()
+        if not mark.strip(b"\0"):
+            return False
+        for suffix in DATA_SUFFIXES:
+            slot = self._slots[f"{number}{suffix}"]
+            self._file.seek(slot.offset)
+            left = slot.nbytes
+            while left and (raw := self._file.read(min(left, BLOCK_BYTES))):
+                sha.update(raw)
+                left -= len(raw)
+        return sha.digest() == mark
 
     def _sync(self) -> None:
         self._file.flush()

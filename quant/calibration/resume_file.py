@@ -18,6 +18,7 @@ import numpy as np
 from quant.calibration.imatrix_collector import F64, ImatrixCollector
 from quant.calibration.moments_collector import MomentsCollector, sums_bytes
 from quant.calibration.moments_writer import MomentsInput
+from quant.gguf.resumable_writer import sync_folder
 from quant.json_dataclasses import parse_json
 from quant.record_log import RecordLog
 
@@ -148,6 +149,7 @@ class CalibrationState:
         finally:
             file.close()
         new_path.replace(self.path)
+        sync_folder(self.path.parent)
         self._next_save = time.monotonic() + max(
             SAVE_SECONDS, SAVE_TIME_FACTOR * (time.monotonic() - started)
         )

@@ -159,6 +159,31 @@ def test_unfinished_file_is_continued(tmp_path: Path) -> None:
         assert file.finished_inputs == frozenset()
 
 
+@pytest.mark.parametrize("changed", ["second", "squares", "first", "counts", "mark"])
+def test_an_input_whose_bytes_are_not_those_of_its_mark_is_written_again(
+    tmp_path: Path, changed: str
+) -> None:
+    """As after a power cut, when a file system may keep a later write and lose an earlier one."""
+    inputs = [MomentsInput((f"w{number}",), 6) for number in range(2)]
+    sums = [MomentSums.from_rows(rows(9, 6, seed=number)) for number in range(2)]
+    with MomentsWriter(tmp_path / "m", ORIGIN, inputs) as file:
+        for number in range(2):
+            file.write_input(number, sums[number])
+        offset = file._slots[f"1.{changed}"].offset
+    part = tmp_path / ".m.part"
+    raw = bytearray(part.read_bytes())
+    raw[offset] ^= 1
+    part.write_bytes(raw)
+    with MomentsWriter(tmp_path / "m", ORIGIN, inputs) as file:
+        assert file.finished_inputs == {0}
+        file.write_input(1, sums[1])
+        file.finish()
+    whole = moments_writer.write_moments(
+        tmp_path / "whole", [((f"w{n}",), entry) for n, entry in enumerate(sums)], ORIGIN
+    )
+    assert (tmp_path / "m").read_bytes() == whole.read_bytes()
+
+
 def test_moments_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     broken = rows(9, 6)
     broken[3, 2] = np.nan
