@@ -143,14 +143,14 @@ def calibrate(
         opened.write_weights()
         with float_copy.open_runnable(source, config, ui, threads or 0) as path:
             model_side = prepare_side(path, options, ui)
-            text_chunks, text_names = texts.calibration_chunks(
+            text_chunks, text_record = texts.calibration_chunks(
                 model_side, text or [], chunks, seed, ui
             )
             request = CalibrationRequest(
                 model_side,
                 source.fingerprint,
                 text_chunks,
-                text_names,
+                text_record,
                 out,
                 moments,
                 memory_bytes,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from quant.calibration.text_record import UNKNOWN_TEXT, TextRecord
 from quant.recipes.tensor_types import EMBEDDING_NAMES, HEAD_NAME
 
 if TYPE_CHECKING:
@@ -54,12 +55,12 @@ class ExpectedMoments:
     """A calibration that has not run yet.
 
     `digest` identifies everything that determines its moments ("" if that is not decided yet).
-    `texts` are the names of its texts, which are read as `chunks` chunks of `chunk_size` tokens (0
-    if unknown).
+    `text` is about its texts, which are read as `chunks` chunks of `chunk_size` tokens (0 if
+    unknown).
     """
 
     digest: str = ""
-    texts: tuple[str, ...] = ()
+    text: TextRecord = UNKNOWN_TEXT
     chunks: int = 0
     chunk_size: int = 0
 

@@ -14,8 +14,9 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from quant.calibration.text_record import TextRecord
 from quant.errors import UserError, list_first
 from quant.gguf import header
 from quant.gguf.layout import encode_entry
@@ -33,6 +34,7 @@ DATASETS_KEY, CHUNKS_KEY, CHUNK_SIZE_KEY = (
     "imatrix.chunk_size",
 )
 # llmcli's own keys, which llama.cpp's programs ignore
+KINDS_KEY, WINDOWS_KEY = "llmcli.imatrix.text_kinds", "llmcli.imatrix.text_windows"
 MODEL_KEY, TRANSFORM_KEY = "llmcli.imatrix.model", "llmcli.imatrix.transform"
 MAX_NAME_BYTES = 255  # bytes of a name in the .dat form
 MAX_TEXT_BYTES = 127  # longest text that llama.cpp writes into the quantized file, in bytes
@@ -103,13 +105,14 @@ class Imatrix:
     `chunk_size` is in tokens. It is 0 for the older form, which does not record the chunk size and
     whose divisors count chunks instead of rows. `model` is the Source.fingerprint of the model that
     the file was collected from ("" if the file does not record it). `transform` is the digest of
-    that model's folds (None if the file does not record it). Files of llama-imatrix record neither.
+    that model's folds (None if the file does not record it). `text` is about the texts. Files of
+    llama-imatrix record only their names.
     """
 
     path: Path
     digest: str
     entries: Mapping[str, ImatrixEntry]
-    datasets: tuple[str, ...]
+    text: TextRecord
     chunks: int
     chunk_size: int = 0
     model: str = ""
@@ -118,7 +121,7 @@ class Imatrix:
     @property
     def dataset(self) -> str:
         """Name of the first calibration text."""
-        return self.datasets[0] if self.datasets else ""
+        return self.text.names[0] if self.text.names else ""
 
     @property
     def metadata(self) -> dict[str, bytes]:
@@ -205,7 +208,7 @@ def load_imatrix(path: Path) -> Imatrix:
                 imatrix = _read_gguf(path, digest)
             else:
                 entries, datasets, chunks, chunk_size = _DatReader(path, stream).read()
-                imatrix = Imatrix(path, digest, entries, datasets, chunks, chunk_size)
+                imatrix = Imatrix(path, digest, entries, TextRecord(datasets), chunks, chunk_size)
     except FileNotFoundError:
         raise UserError(
             f"there is no file {path}", hint="check the path given with --imatrix"
@@ -262,24 +265,38 @@ def _read_gguf(path: Path, digest: str) -> Imatrix:
     }
     if not entries:
         raise UserError(f"{path} contains no sums", hint=REMAKE_HINT)
-    datasets = keys[DATASETS_KEY].value
-    texts = (
-        datasets.read_strings()
-        if isinstance(datasets, header.GgufArray) and datasets.kind == "string"
-        else []
-    )
     chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS_KEY, CHUNK_SIZE_KEY))
-    dataset_names = tuple(text.decode("utf-8", "replace") for text in texts)
+    text = TextRecord(
+        _strings(keys, DATASETS_KEY),
+        _strings(keys, KINDS_KEY),
+        tuple(map(int, _array(keys, WINDOWS_KEY, "uint32"))),
+    )
     return Imatrix(
         path,
         digest,
         entries,
-        dataset_names,
+        text,
         chunks,
         chunk_size,
         texts_by_key.get(MODEL_KEY, ""),
         texts_by_key.get(TRANSFORM_KEY),
     )
+
+
+def _array(keys: Mapping[str, header.MetadataField], key: str, kind: str) -> Sequence[Any]:
+    """Return the elements of a metadata array; none if there is no array of this kind."""
+    value = keys[key].value if key in keys else None
+    if not isinstance(value, header.GgufArray) or value.kind != kind:
+        return []
+    return list(value.read_values())
+
+
+def _strings(keys: Mapping[str, header.MetadataField], key: str) -> tuple[str, ...]:
+    """Return the strings of a metadata array; none if there is none."""
+    value = keys[key].value if key in keys else None
+    if not isinstance(value, header.GgufArray) or value.kind != "string":
+        return ()
+    return tuple(text.decode("utf-8", "replace") for text in value.read_strings())
 
 
 def _count(path: Path, field: header.MetadataField) -> int:

@@ -1,6 +1,6 @@
 """Writes importance matrices as GGUF files, in the form that llama-imatrix writes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,13 @@ from quant.calibration.imatrix import (
     CHUNKS_KEY,
     COUNTS_SUFFIX,
     DATASETS_KEY,
+    KINDS_KEY,
     MODEL_KEY,
     SUMS_SUFFIX,
     TRANSFORM_KEY,
+    WINDOWS_KEY,
 )
+from quant.calibration.text_record import TextRecord
 from quant.errors import UserError
 from quant.gguf.layout import encode_entry, lay_out_file
 from quant.model_file.load_checks import IMATRIX_TYPE
@@ -25,7 +28,7 @@ ALIGNMENT_BYTES = 32
 def build_imatrix_file(
     sums: Mapping[str, F64],
     counts: Mapping[str, F64],
-    datasets: Sequence[str],
+    text: TextRecord,
     chunks: int,
     chunk_size: int,
     model: str = "",
@@ -36,7 +39,7 @@ def build_imatrix_file(
 
     `sums` contains the sums of squares of each weight's input columns, `[matrices, columns]`, and
     `counts` the numbers of rows that were added, `[matrices]`; both have the weight's name as key.
-    The text was read as `chunks` chunks of `chunk_size` tokens. `model` and `transform` are written
+    `text` was read as `chunks` chunks of `chunk_size` tokens. `model` and `transform` are written
     under llmcli's own keys (see Imatrix). Raises UserError if `sums` is empty.
     """
     if not sums:
@@ -45,7 +48,7 @@ def build_imatrix_file(
         )
     entries = [
         ("general.type", encode_entry("string", IMATRIX_TYPE)),
-        (DATASETS_KEY, encode_entry("array:string", list(datasets))),
+        (DATASETS_KEY, encode_entry("array:string", list(text.names))),
         (CHUNKS_KEY, encode_entry("uint32", chunks)),
         (CHUNK_SIZE_KEY, encode_entry("uint32", chunk_size)),
     ]
@@ -53,6 +56,10 @@ def build_imatrix_file(
     entries += [
         (key, encode_entry("string", value)) for key, value in extra.items() if value is not None
     ]
+    if text.kinds:
+        entries.append((KINDS_KEY, encode_entry("array:string", list(text.kinds))))
+    if text.windows:
+        entries.append((WINDOWS_KEY, encode_entry("array:uint32", list(text.windows))))
     arrays: list[tuple[str, F64]] = []
     for name in sorted(sums):
         rows = counts[name]

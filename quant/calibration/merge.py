@@ -17,6 +17,7 @@ from quant.calibration.imatrix_collector import ImatrixCollector
 from quant.calibration.imatrix_writer import build_imatrix_file
 from quant.calibration.moments import MomentsFile, StoredMoments
 from quant.calibration.moments_writer import MomentsInput, MomentSums, MomentsWriter
+from quant.calibration.text_record import TextRecord
 from quant.errors import UserError
 
 DEFAULT_CHUNK_TOKENS = 512  # tokens of a chunk if none of the files records it
@@ -57,11 +58,11 @@ def merge_imatrix(paths: Sequence[Path]) -> tuple[MergeResult, list[bytes]]:
             _add_entry(sums, name, entry, 1 if file.chunk_size else default_chunk_size, file)
     notes += _model_notes([file for file in files if file.model])
     chunks = sum(file.chunks for file in files)
-    datasets = list(dict.fromkeys(text for file in files for text in file.datasets))
+    text = TextRecord.merge([file.text for file in files])
     models, folds = {file.model for file in files}, {file.transform for file in files}
     model, transform = (values.pop() if len(values) == 1 else None for values in (models, folds))
     return MergeResult(len(sums.sums), chunks, tuple(notes)), build_imatrix_file(
-        sums.sums, sums.counts, datasets, chunks, default_chunk_size, model or "", transform
+        sums.sums, sums.counts, text, chunks, default_chunk_size, model or "", transform
     )
 
 
@@ -77,9 +78,9 @@ def merge_moments(paths: Sequence[Path], out: Path) -> MergeResult:
     notes = list(_chunk_size_notes([(file.path, file.origin.chunk_size) for file in files]))
     if len(set(texts)) < len(texts):
         notes.append("two of the files have read the same text: it counts twice")
-    datasets = tuple(dict.fromkeys(name for file in files for name in file.origin.datasets))
+    text = TextRecord.merge([file.origin.text for file in files])
     chunks = sum(file.origin.chunks for file in files)
-    origin = replace(first.origin, chunks=chunks, texts=tuple(texts), datasets=datasets)
+    origin = replace(first.origin, chunks=chunks, texts=tuple(texts), text=text)
     inputs = [
         MomentsInput(stored.names, stored.columns, stored.matrices, stored.mixed)
         for stored in first.inputs

@@ -38,6 +38,7 @@ from quant.calibration.imatrix import (
     require_same_folds,
     require_same_model,
 )
+from quant.calibration.text_record import UNKNOWN_TEXT, TextRecord
 from quant.errors import UserError
 from quant.gguf import header
 from quant.model_file.load_checks import MOMENTS_TYPE
@@ -63,15 +64,15 @@ class MomentsOrigin:
     """The model and the texts that moments were collected from.
 
     `model` is the Source.fingerprint of the model, and `transform` the digest of its folds ("" for
-    none). The texts were read as `chunks` chunks of `chunk_size` tokens. `datasets` are the names
-    of the texts, and `texts` are sha256 digests of the chunks that were read, one for each text.
+    none). The texts were read as `chunks` chunks of `chunk_size` tokens. `text` is about the texts,
+    and `texts` are sha256 digests of the chunks that were read, one for each text.
     """
 
     model: str = ""
     chunk_size: int = 512
     chunks: int = 0
     texts: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
+    text: TextRecord = UNKNOWN_TEXT
     transform: str = ""
 
 
@@ -223,7 +224,7 @@ class MomentsFile:
             self.path,
             self.digest,
             entries,
-            origin.datasets,
+            origin.text,
             origin.chunks,
             origin.chunk_size,
             origin.model,
@@ -288,7 +289,11 @@ def load_moments(path: Path) -> MomentsFile:
         fields.number("chunk_size"),
         fields.number("chunks"),
         fields.texts("texts"),
-        fields.texts("datasets"),
+        TextRecord(
+            fields.texts("datasets"),
+            fields.texts("text_kinds") if KEY_PREFIX + "text_kinds" in keys else (),
+            fields.numbers("text_windows") if KEY_PREFIX + "text_windows" in keys else (),
+        ),
         fields.text("transform"),
     )
     names, input_numbers = fields.texts("weights"), fields.numbers("inputs")
@@ -314,7 +319,7 @@ def load_moments(path: Path) -> MomentsFile:
     # This text is hashed, so it must never change, even when names in the code do.
     described = (
         f"About(model={origin.model!r}, chunk_size={origin.chunk_size!r}, chunks={origin.chunks!r},"
-        f" texts={origin.texts!r}, datasets={origin.datasets!r}, transform={origin.transform!r})"
+        f" texts={origin.texts!r}, datasets={origin.text.names!r}, transform={origin.transform!r})"
     )
     file_digest = hashlib.sha256(
         f"{digest} {described} {names} {input_numbers}".encode()

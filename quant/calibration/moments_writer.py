@@ -258,7 +258,7 @@ def _layout(origin: MomentsOrigin, inputs: tuple[MomentsInput, ...]) -> layout.F
         (KEY_PREFIX + "chunk_size", layout.encode_entry("uint32", origin.chunk_size)),
         (KEY_PREFIX + "chunks", layout.encode_entry("uint32", origin.chunks)),
         (KEY_PREFIX + "texts", layout.encode_entry("array:string", list(origin.texts))),
-        (KEY_PREFIX + "datasets", layout.encode_entry("array:string", list(origin.datasets))),
+        (KEY_PREFIX + "datasets", layout.encode_entry("array:string", list(origin.text.names))),
         (KEY_PREFIX + "transform", layout.encode_entry("string", origin.transform)),
         (KEY_PREFIX + "weights", layout.encode_entry("array:string", [name for name, _ in names])),
         (
@@ -266,6 +266,12 @@ def _layout(origin: MomentsOrigin, inputs: tuple[MomentsInput, ...]) -> layout.F
             layout.encode_entry("array:uint32", [number for _, number in names]),
         ),
     ]
+    if origin.text.kinds:
+        kinds = layout.encode_entry("array:string", list(origin.text.kinds))
+        entries.append((KEY_PREFIX + "text_kinds", kinds))
+    if origin.text.windows:
+        windows = layout.encode_entry("array:uint32", list(origin.text.windows))
+        entries.append((KEY_PREFIX + "text_windows", windows))
     if mixed := [number for number, entry in enumerate(inputs) if entry.mixed]:
         entries.append((MIXED_KEY, layout.encode_entry("array:uint32", mixed)))
     tensors: list[tuple[str, tuple[int, ...], str]] = []

@@ -80,7 +80,9 @@ class CalibrationRecord:
 
     `texts` are the names of the texts that were read. `hashes` has the sha256 of each text, or the
     beginning of the sha256 ("" if unknown). `chunks` and `tokens` are the totals of all texts, None
-    if unknown.
+    if unknown. `kinds` are the kinds of text, such as "code"; empty if unknown. `overlap` is the
+    share of the evaluation text that these texts contain, too, estimated from samples of both
+    (quant/evaluation/text_overlap.py); None if unknown.
     """
 
     kind: str
@@ -89,6 +91,8 @@ class CalibrationRecord:
     hashes: tuple[str, ...] = ()
     chunks: int | None = None
     tokens: int | None = None
+    kinds: tuple[str, ...] = ()
+    overlap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ class AnswerMetrics:
 
     `base` is the type that the source was run in. `kld_ranks` maps percentiles ("99.9") to
     divergences, and `kld_most` is the largest divergence. `calibrated` means that the text was also
-    used for calibration, so that the metrics are optimistic.
+    used for calibration, as a whole or in part, so that the metrics are optimistic. `kinds` are the
+    kinds of text; empty if unknown.
     """
 
     text: str
@@ -134,6 +139,7 @@ class AnswerMetrics:
     same_top: CertifiedEstimate
     rms_delta_p: CertifiedEstimate
     calibrated: bool = False
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

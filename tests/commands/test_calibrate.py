@@ -567,8 +567,9 @@ def test_the_calibration_conversations_use_the_chat_template_of_the_model(
         assert not any(text.is_rendered for text in plain_texts)
         turn_start = model.tokenize("<|im_start|>", special=True)
         assert len(turn_start) == 1
-    chosen, names = texts.calibration_chunks(subject, [], 3, None, ui)
-    assert (chosen.ids.shape, names) == ((3, 512), (texts.BUILTIN_NAME,))
+    chosen, record = texts.calibration_chunks(subject, [], 3, None, ui)
+    assert (chosen.ids.shape, record.names) == ((3, 512), (texts.BUILTIN_NAME,))
+    assert record.kinds == ("chats", "code", "languages", "mathematics", "prose")
     all_chunks, _ = texts.calibration_chunks(subject, [], None, None, ui)
     assert 60_000 < all_chunks.ids.size < 130_000
     assert (all_chunks.ids == turn_start[0]).sum() > 80

@@ -36,6 +36,7 @@ from quant.calibration.moments import MomentsOrigin
 from quant.calibration.moments_collector import InputSurvey, MomentsCollector
 from quant.calibration.moments_writer import MomentsWriter
 from quant.calibration.resume_file import CalibrationProgress, CalibrationState
+from quant.calibration.text_record import TextRecord
 from quant.evaluation.evaluate import TextChunks
 from quant.native import blas_threads
 from quant.quantize.plan import SETTINGS_KEY, read_transform
@@ -54,7 +55,7 @@ class CalibrationRequest:
     """A request to calibrate a model.
 
     `model`: the model that reads `text`. `fingerprint`: the source's fingerprint, which the files
-    record. `datasets`: names of the texts. `out`: the imatrix file. `moments`: the file for second
+    record. `text_record`: what they record about the text. `out`: the imatrix file. `moments`: the file for second
     moments; None: collect none. `memory_bytes`: maximum memory for second moments; None: a fraction
     of the free memory. `fresh`: ignore the state of an interrupted run. `weights`: the weights for
     which statistics are collected; None: all.
@@ -63,7 +64,7 @@ class CalibrationRequest:
     model: EvaluationSide
     fingerprint: str
     text: TextChunks
-    datasets: tuple[str, ...]
+    text_record: TextRecord
     out: Path
     moments: Path | None = None
     memory_bytes: int | None = None
@@ -218,7 +219,7 @@ class _CalibrationRun:
             file_bytes = build_imatrix_file(
                 progress.sums.sums,
                 progress.sums.counts,
-                request.datasets,
+                request.text_record,
                 total,
                 request.text.n_ctx,
                 request.fingerprint,
@@ -241,7 +242,7 @@ class _CalibrationRun:
             "n_ctx": text.n_ctx,
             "written": model_identity.newest_mtime_ns(self.request.model.header),
             "text": _digest(text),
-            "datasets": list(self.request.datasets),
+            "datasets": list(self.request.text_record.names),
             "moments": str(self.request.moments.absolute()) if self.request.moments else "",
             "n_ubatch": options.ubatch_size,
             "flash_attn": options.flash_attn,
@@ -268,7 +269,7 @@ class _CalibrationRun:
             text.n_ctx,
             text.count,
             (_digest(text),),
-            self.request.datasets,
+            self.request.text_record,
             self._transform,
         )
         return MomentsWriter(moments, about, self.inputs)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
     from llmcli.workflows.evaluation.models import EvaluationSide
+    from quant.calibration.text_record import TextRecord
     from quant.evaluation.evaluate import TextChunks
     from quant.source.source import Source
 
@@ -83,11 +84,11 @@ def expected_statistics(request: StatisticsRequest, sums: Imatrix | None) -> Exp
     """Return a description of the second moments that will be collected during quantization.
     `sums`: the imatrix; if it was collected from the same text, its number of chunks is known.
     """
-    text_names = tuple(str(path) for path in request.text_files) or (texts.BUILTIN_NAME,)
-    same_text_sums = sums if sums and sums.datasets == text_names else None
+    text = texts.describe_texts(request.text_files)
+    same_text_sums = sums if sums and sums.text.names == text.names else None
     return ExpectedMoments(
         _cache_key(request),
-        text_names,
+        text,
         same_text_sums.chunks if same_text_sums else 0,
         same_text_sums.chunk_size if same_text_sums else 0,
     )
@@ -95,9 +96,9 @@ def expected_statistics(request: StatisticsRequest, sums: Imatrix | None) -> Exp
 
 def prepare_text(
     path: Path, request: StatisticsRequest, ui: "UI"
-) -> "tuple[EvaluationSide, TextChunks, tuple[str, ...]]":
+) -> "tuple[EvaluationSide, TextChunks, TextRecord]":
     """Return three values: the model with its run options, the chunks of the requested text, and
-    the names of the text's files. Raises UserError if the text is too short.
+    what statistics record about it. Raises UserError if the text is too short.
     """
     n_ctx, flash_attn = (
         min(DEFAULT_CTX, read_header.read_header(path).context_length or DEFAULT_CTX),
@@ -158,12 +159,12 @@ def _statistics_file(request: StatisticsRequest, config: "Config", ui: "UI") -> 
         if float_copy.float_copy_plan(source):
             require_long_text(request, ui)
         with float_copy.open_runnable(source, config, ui, request.threads) as path:
-            model_side, text_chunks, text_names = prepare_text(path, request, ui)
+            model_side, text_chunks, text_record = prepare_text(path, request, ui)
             ui.note(
                 f"{request.reason} needs {description}: collecting from {text_chunks.ids.size:,} "
                 "tokens "
                 "of "
-                f"{text_names[0]} into {target_file}"
+                f"{text_record.names[0]} into {target_file}"
             )
             moments_target = moments_file if request.needs_moments else None
             calibrate.run_calibration(
@@ -171,7 +172,7 @@ def _statistics_file(request: StatisticsRequest, config: "Config", ui: "UI") -> 
                     model_side,
                     source.fingerprint,
                     text_chunks,
-                    text_names,
+                    text_record,
                     imatrix_file,
                     moments_target,
                 ),
@@ -185,14 +186,9 @@ def _cache_key(request: StatisticsRequest) -> str:
     """Return a hash of everything that the statistics depend on: the source's fingerprint, the
     text, the chunk length and the version of llama.cpp.
     """
-    content = (
-        b"".join(text.content.encode() for text in texts.read_user_texts(request.text_files))
-        if request.text_files
-        else texts.builtin_bytes()
-    )
     key_parts = [
         (request.source.origin or request.source).fingerprint,
-        hashlib.sha256(content).hexdigest(),
+        texts.digest_texts(request.text_files),
         DEFAULT_CTX,
         llama_cpp_version(),
     ]

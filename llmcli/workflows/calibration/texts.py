@@ -2,13 +2,14 @@
 are formatted with the model's template.
 
 The built-in text (quant/texts/calibration) consists of prose and code of this project, essays,
-chats, mathematics, twenty-one languages, and parts of five plays by Shakespeare that are not in the
-text of `eval`.
+chats, mathematics and twenty-one languages. The text of `eval` is of none of these kinds.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,10 @@ from llmcli.runtime.text.tracked_text import UNKNOWN_SOURCE, TrackedText, join_t
 from llmcli.types import Message
 from llmcli.workflows.evaluation.models import EvaluationSide
 from llmcli.workflows.evaluation.text import read_evaluation_text
+from quant.calibration.text_record import TextRecord
 from quant.evaluation import evaluate
 from quant.evaluation.evaluate import TextChunks
+from quant.evaluation.text_overlap import sample_windows
 
 if TYPE_CHECKING:
     from llmcli.runtime.binding.model import Model
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 BUILTIN_NAME = "the text that ships"
 CHATS_FILE = "talks.json"
+CHATS_KIND = "chats"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,41 @@ def builtin_texts(side: EvaluationSide, model: "Model", ui: "UI") -> list[Calibr
     ]
 
 
-def builtin_bytes() -> bytes:
-    """Return all bytes of the built-in text. A hash of them identifies the text's version."""
+def describe_texts(paths: Sequence[Path]) -> TextRecord:
+    """Return what statistics record about the user's files, or about the built-in text without
+    any. Raises UserError if a file cannot be read.
+    """
+    if paths:
+        user_texts = read_user_texts(paths)
+        windows = sample_windows(text.content for text in user_texts)
+        return TextRecord(tuple(dict.fromkeys(text.name for text in user_texts)), (), windows)
+    return _describe_builtin_text()
+
+
+@cache
+def _describe_builtin_text() -> TextRecord:
+    folder = resources.files("quant") / "texts" / "calibration"
+    files = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    chats = json.loads(files.pop(CHATS_FILE))
+    kinds = {name.partition("-")[0].removesuffix(".txt") for name in files} | {CHATS_KIND}
+    contents = [content for chat in chats for _, content in chat]
+    windows = sample_windows([*files.values(), *contents])
+    return TextRecord((BUILTIN_NAME,), tuple(sorted(kinds)), windows)
+
+
+def digest_texts(paths: Sequence[Path]) -> str:
+    """Return the sha256 of the user's files, or of the built-in text without any. Raises UserError
+    if a file cannot be read.
+    """
+    content = (
+        b"".join(text.content.encode() for text in read_user_texts(paths))
+        if paths
+        else _builtin_bytes()
+    )
+    return hashlib.sha256(content).hexdigest()
+
+
+def _builtin_bytes() -> bytes:
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return b"".join(file.read_bytes() for file in files if file.is_file())
@@ -113,9 +150,9 @@ def _render_chats(
 
 def calibration_chunks(
     side: EvaluationSide, paths: Sequence[Path], max_chunks: int | None, seed: int | None, ui: "UI"
-) -> tuple[TextChunks, tuple[str, ...]]:
-    """Return the chunks to read, as token ids of shape `[chunks, ctx_size]`, and the names of the
-    texts.
+) -> tuple[TextChunks, TextRecord]:
+    """Return the chunks to read, as token ids of shape `[chunks, ctx_size]`, and what statistics
+    record about the texts.
 
     The tokens of all texts are concatenated and cut into chunks, as in llama-imatrix. `paths`: the
     user's texts; empty: the built-in text. `max_chunks`: the number of chunks; None: all. `seed`:
@@ -130,7 +167,7 @@ def calibration_chunks(
     chunk_ids = evaluate.split_text(token_ids, n_ctx).ids
     if seed is not None or not paths:
         chunk_ids = chunk_ids[np.random.default_rng(seed or 0).permutation(len(chunk_ids))]
-    return TextChunks(chunk_ids[:max_chunks]), tuple(dict.fromkeys(text.name for text in texts))
+    return TextChunks(chunk_ids[:max_chunks]), describe_texts(paths)
 
 
 def _tokens(side: EvaluationSide, model: "Model", text: CalibrationText) -> list[int]:

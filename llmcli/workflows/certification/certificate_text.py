@@ -47,8 +47,9 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
             "evaluated on",
             f"{answers.text}: {answers.chunks} chunks of {answers.n_ctx} tokens, "
             f"{answers.positions:,} positions scored; the source ran in {answers.base}"
+            + (f"; kind of text: {', '.join(answers.kinds)}" if answers.kinds else "")
             + (
-                " (this text was also used to quantize: the results look too good)"
+                " (this text or a part of it was also used to quantize: the results look too good)"
                 if answers.calibrated
                 else ""
             ),
@@ -196,7 +197,13 @@ def _format_statistics(record: certificate.CalibrationRecord) -> str:
         if record.chunks
         else ""
     )
-    return f"{record.digest} of {texts}{amount}"
+    kinds = f", kinds of text: {', '.join(record.kinds)}" if record.kinds else ""
+    shared = (
+        ""
+        if record.overlap is None
+        else f", with {record.overlap:.1%} of the text of the evaluation"
+    )
+    return f"{record.digest} of {texts}{amount}{kinds}{shared}"
 
 
 def _format_speed(speed: SpeedComparison) -> str:

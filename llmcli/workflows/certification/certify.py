@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmcli.errors import UserError
+
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.runtime.requests.placement_options import PlacementOptions
     from llmcli.ui import UI
     from llmcli.workflows.certification.verify import VerifyRequest
+    from quant.calibration.text_record import TextRecord
     from quant.certificate.certificate import Certificate
     from quant.quantize.plan import Plan
     from quant.quantize.write import WriteReport
@@ -132,7 +135,23 @@ def certify(
             allocation_text=verify.AllocationText(
                 str(text),
                 int(allocation["chunks"]) + int(allocation["held_out_chunks"]),
+                _describe_text(str(text), str(allocation.get("text_file", ""))),
             ),
         )
     certificate = verify.verify(plan, out, request, config, ui)
     return CertifiedFile(certificate, tuple(certificate_files.write_sidecars(certificate, out)))
+
+
+def _describe_text(digest: str, file: str) -> "TextRecord":
+    """Return what is known about the text of a digest: the user's file, or the built-in text. Of a
+    file that was changed or removed since, nothing is known.
+    """
+    from llmcli.workflows.calibration import texts
+    from quant.calibration.text_record import UNKNOWN_TEXT
+
+    paths = [Path(file)] if file else []
+    try:
+        is_same = texts.digest_texts(paths).startswith(digest)
+        return texts.describe_texts(paths) if is_same else UNKNOWN_TEXT
+    except UserError:
+        return UNKNOWN_TEXT

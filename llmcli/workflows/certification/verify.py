@@ -4,6 +4,7 @@ file.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -31,6 +32,7 @@ from llmcli.workflows.evaluation.text import (
     prepare_side,
     read_evaluation_text,
 )
+from quant.calibration.text_record import UNKNOWN_TEXT, TextRecord
 from quant.certificate import certificate
 from quant.certificate.certificate import (
     FORMAT_VERSION,
@@ -46,6 +48,7 @@ from quant.certificate.certificate import (
 from quant.certificate.embed import embed_certificate
 from quant.certificate.tensor_errors import OriginalTensor, tensor_errors
 from quant.evaluation.metrics import Estimate
+from quant.evaluation.text_overlap import overlap, sample_windows
 from quant.folds.folded_source import FOLD_KEY
 from quant.gguf.header import GgufArray
 from quant.model_file import model_header, read_header
@@ -65,16 +68,20 @@ MAX_HASHED_TEXT_BYTES = 1 << 28  # a larger calibration text is not read again f
 # maximum number of tokens that are not in the text: BOS, EOS, a leading space
 BYTELESS_TOKENS = 3
 SIDECAR_BYTES = 1 << 20  # upper limit for the certificate files next to the model file
+# shares of the evaluation text that other texts have, too: less happens by chance; more is the
+# whole text
+LEAST_OVERLAP, WHOLE_OVERLAP = 0.01, 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationText:
-    """The text on which tensor types were chosen: the digest of the text, and the number of chunks
-    that were read.
+    """The text on which tensor types were chosen: the digest of the text, the number of chunks that
+    were read, and what is known about the text.
     """
 
     digest: str
     chunks: int
+    record: TextRecord = UNKNOWN_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +156,14 @@ def verify(
         )
         text = read_evaluation_text(request.text)
         _require_long_text(model_side, text)
+        windows = sample_windows([text.content])
         records = (
-            *used_statistics(plan),
+            *used_statistics(plan, windows),
             *_allocation_record(
-                plan, request, min(PROBE_CHUNK_TOKENS, header.context_length or PROBE_CHUNK_TOKENS)
+                plan,
+                request,
+                min(PROBE_CHUNK_TOKENS, header.context_length or PROBE_CHUNK_TOKENS),
+                windows,
             ),
         )
         outcome = evaluate.run_evaluation(
@@ -164,9 +175,11 @@ def verify(
         )
         answers = answer_metrics(outcome, text, base_side.header.file_type, records)
         if answers.calibrated:
+            share = max((record.overlap or 0.0 for record in records), default=0.0)
+            part = f"{share:.0%} of " if LEAST_OVERLAP <= share < WHOLE_OVERLAP else ""
             ui.warn(
-                f"{text.name} was also used to quantize the file, so its results look too good; "
-                "--verify-text takes another text"
+                f"{part}{text.name} was also used to quantize the file, so its results look too "
+                "good; --verify-text takes another text"
             )
         speed = measure_speed(model_side, base_side, request.threads or host.core_count(), ui)
     verified = Certificate(
@@ -240,13 +253,16 @@ def answer_metrics(
         same_top=_certified_estimate(comparison.same_top),
         rms_delta_p=_certified_estimate(comparison.delta_rms),
         calibrated=any(_is_among(text_hash, name, record) for record in statistics_used),
+        kinds=text.kinds,
     )
 
 
 def _is_among(text_hash: str, name: str, statistics_used: CalibrationRecord) -> bool:
-    """Return whether the evaluation text is one of the texts of these statistics. Texts are
-    compared by hash, or by name if the hash is unknown.
+    """Return whether the evaluation text is one of the texts of these statistics, or shares a part
+    with them. Whole texts are compared by hash, or by name if the hash is unknown.
     """
+    if statistics_used.overlap is not None and statistics_used.overlap >= LEAST_OVERLAP:
+        return True
     recorded_texts = zip(statistics_used.hashes, statistics_used.texts, strict=True)
     return any(
         text_hash.startswith(recorded_hash) if recorded_hash else name == recorded_name
@@ -363,8 +379,11 @@ def _describe_source(plan: "Plan") -> CertifiedSource:
     )
 
 
-def used_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
+def used_statistics(
+    plan: "Plan", evaluated_windows: Sequence[int]
+) -> tuple[CalibrationRecord, ...]:
     """Return records of the statistics that the quantization used, with their texts.
+    `evaluated_windows`: a sample of the evaluation text.
 
     A text file gets a hash only if it still exists and is older than the statistics.
     """
@@ -380,25 +399,29 @@ def used_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
     ):  # moments also choose the folds
         files["moments"] = plan.moments.imatrix
     return (
-        *_blockwise_statistics(plan),
+        *_blockwise_statistics(plan, evaluated_windows),
         *(
             CalibrationRecord(
                 kind,
                 statistics.digest,
-                tuple(map(_public_name, statistics.datasets)),
+                tuple(map(_public_name, statistics.text.names)),
                 tuple(
                     _hash_text_file(name, statistics.path.stat().st_mtime)
-                    for name in statistics.datasets
+                    for name in statistics.text.names
                 ),
                 statistics.chunks or None,
                 statistics.chunks * statistics.chunk_size or None,
+                statistics.text.kinds,
+                overlap(evaluated_windows, statistics.text.windows),
             )
             for kind, statistics in files.items()
         ),
     )
 
 
-def _blockwise_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
+def _blockwise_statistics(
+    plan: "Plan", evaluated_windows: Sequence[int]
+) -> tuple[CalibrationRecord, ...]:
     """Return the record of the second moments that were collected block by block (`--sequential`);
     empty without --sequential.
     """
@@ -406,8 +429,8 @@ def _blockwise_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
     if pending is None or not pending.digest:
         return ()
     names, hashes = (
-        tuple(map(_public_name, pending.texts)),
-        tuple(map(_hash_text_file, pending.texts)),
+        tuple(map(_public_name, pending.text.names)),
+        tuple(map(_hash_text_file, pending.text.names)),
     )
     return (
         CalibrationRecord(
@@ -417,22 +440,31 @@ def _blockwise_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
             hashes,
             pending.chunks or None,
             pending.chunks * pending.chunk_size or None,
+            pending.text.kinds,
+            overlap(evaluated_windows, pending.text.windows),
         ),
     )
 
 
 def _allocation_record(
-    plan: "Plan", request: VerifyRequest, n_ctx: int
+    plan: "Plan", request: VerifyRequest, n_ctx: int, evaluated_windows: Sequence[int]
 ) -> tuple[CalibrationRecord, ...]:
     """Return the record of the text on which the tensor types were chosen; empty if there is none.
-    `n_ctx`: tokens of a chunk.
+    `n_ctx`: tokens of a chunk. `evaluated_windows`: a sample of the evaluation text.
     """
-    if request.allocation_text is None:
+    text = request.allocation_text
+    if text is None:
         return ()
-    digest, chunks = request.allocation_text.digest, request.allocation_text.chunks
     return (
         CalibrationRecord(
-            "mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * n_ctx
+            "mix",
+            json.loads(plan.settings)["mix"],
+            ("",),
+            (text.digest,),
+            text.chunks,
+            text.chunks * n_ctx,
+            text.record.kinds,
+            overlap(evaluated_windows, text.record.windows),
         ),
     )
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CTX = 512
 BUILTIN_NAME = "the plays that ship"
+BUILTIN_KINDS = ("plays",)  # not among those of the built-in calibration text
 MAX_TEXT_BYTES = 1 << 26  # the token ids of a longer text would need more than 2 GB
 PROBE_CHUNK_TOKENS = 512  # chunk length of the text on which a mix of tensor types is chosen
 
@@ -19,11 +20,12 @@ PROBE_CHUNK_TOKENS = 512  # chunk length of the text on which a mix of tensor ty
 @dataclass(frozen=True, slots=True)
 class EvaluationText:
     """A text to evaluate on. `name`: the path of its file, or a description of the built-in
-    text.
+    text. `kinds`: the kinds of text, such as "plays"; empty if unknown.
     """
 
     content: str
     name: str
+    kinds: tuple[str, ...] = ()
 
 
 def read_evaluation_text(path: Path | None) -> EvaluationText:
@@ -38,7 +40,7 @@ def read_evaluation_text(path: Path | None) -> EvaluationText:
 
     if path is None:
         content = (resources.files("quant") / "texts" / "evaluation.txt").read_bytes().decode()
-        return EvaluationText(content.removesuffix("\n"), BUILTIN_NAME)
+        return EvaluationText(content.removesuffix("\n"), BUILTIN_NAME, BUILTIN_KINDS)
     content = text_input.read_text(
         path,
         max_bytes=MAX_TEXT_BYTES,

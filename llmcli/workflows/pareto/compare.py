@@ -33,6 +33,7 @@ from llmcli.workflows.evaluation.text import EvaluationText, prepare_side
 from quant.certificate.certificate import AnswerMetrics, SpeedComparison
 from quant.evaluation import evaluate
 from quant.evaluation.base_logits import load_base_logits
+from quant.evaluation.text_overlap import sample_windows
 from quant.json_dataclasses import encode_value, read_json
 from quant.quantize import write
 
@@ -277,7 +278,10 @@ def _measure_setting(
     comparison = outcome.quality.comparison
     assert comparison is not None
     answers = verify.answer_metrics(
-        outcome, request.text, base.header.file_type, verify.used_statistics(plan)
+        outcome,
+        request.text,
+        base.header.file_type,
+        verify.used_statistics(plan, sample_windows([request.text.content])),
     )
     speed = (
         verify.measure_speed(model, base, request.threads or host.core_count(), ui, request.seconds)

@@ -36,9 +36,9 @@ class MeasuredInputs:
     @property
     def text_names(self) -> tuple[str, ...]:
         """The names of the texts from which the statistics were or will be collected."""
-        sums = self.imatrix.datasets if self.imatrix else ()
-        moments = self.moments.origin.datasets if self.moments else ()
-        return (*sums, *moments, *(self.pending.texts if self.pending else ()))
+        sums = self.imatrix.text.names if self.imatrix else ()
+        moments = self.moments.origin.text.names if self.moments else ()
+        return (*sums, *moments, *(self.pending.text.names if self.pending else ()))
 
     @property
     def digests(self) -> dict[str, str]:

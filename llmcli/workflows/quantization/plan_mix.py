@@ -2,7 +2,6 @@
 module also writes plan files, and prints notes about the mix.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from llmcli.workflows.quantization.scratch_model import ProbeText
     from quant.evaluation.evaluate import TextChunks
     from quant.source.source import Source
+
+DIGEST_CHARACTERS = 32  # of the sha256 of the text that types are chosen on
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ def _build_allocated_plan(
         "target_bytes": result.budget.max_bytes,
         "expected_kld": result.expected_kld,
         "text": text_digest,
+        "text_file": str(size.text) if size.text else "",
         "chunks": probe_text.probe_chunks,
         "held_out_chunks": probe_text.held_out_chunks,
         "probe": size.probe_unit,
@@ -188,18 +190,12 @@ def _probe_text(size: SizeRequest, threads: int, ui: "UI") -> tuple["ProbeText",
 
     n_held_out = size.n_chunks if size.refinement_trials else 0
     paths = [size.text] if size.text else []
-    content = (
-        b"".join(text.content.encode() for text in texts.read_user_texts(paths))
-        if paths
-        else texts.builtin_bytes()
-    )
 
     def read_chunks(side: "EvaluationSide") -> "TextChunks":
         return texts.calibration_chunks(side, paths, size.n_chunks + n_held_out, 0, ui)[0]
 
-    return ProbeText(read_chunks, size.n_chunks, n_held_out, threads), hashlib.sha256(
-        content
-    ).hexdigest()[:32]
+    digest = texts.digest_texts(paths)[:DIGEST_CHARACTERS]
+    return ProbeText(read_chunks, size.n_chunks, n_held_out, threads), digest
 
 
 def _tensor_records(plan: Plan, result: "AllocationResult") -> dict[str, dict[str, Any]]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from llmcli.workflows.evaluation.models import EvaluationSide
     from quant.calibration.statistics import SecondMoments
+    from quant.calibration.text_record import TextRecord
     from quant.evaluation.evaluate import TextChunks
     from quant.quantize.plan import Plan
     from quant.quantize.write import WriteReport
@@ -116,7 +117,7 @@ class _BlockwiseRun:
         """Quantize all groups of tensors in the order of computation."""
         ensure_statistics.require_long_text(self.request, self.ui)
         self._write_scratch_model()
-        model_side, text, names = ensure_statistics.prepare_text(
+        model_side, text, record = ensure_statistics.prepare_text(
             self.prefix.model_path, self.request, self.ui
         )
         remaining = []
@@ -128,7 +129,7 @@ class _BlockwiseRun:
         if self.work.resumed:
             self.ui.note(f"resuming an earlier run: {len(remaining)} groups of tensors are left")
         passes = sum(bool(group.moment_weights) for group in remaining)
-        self._print_forecast(text, names, passes)
+        self._print_forecast(text, record, passes)
         group_seconds: list[float] = []  # duration of each group that needs a pass over the text
         with self.ui.bar(
             f"quantize {self.prefix.plan.source.name}", passes * text.count, "chunks"
@@ -137,7 +138,7 @@ class _BlockwiseRun:
                 started_at = time.monotonic()
                 bar.describe(f"read {text.count} chunks up to {group.name}")
                 second_moments = (
-                    self._collect_moments(group, model_side, text, names, bar)
+                    self._collect_moments(group, model_side, text, record, bar)
                     if group.moment_weights
                     else {}
                 )
@@ -189,7 +190,7 @@ class _BlockwiseRun:
         group: TensorGroup,
         model_side: "EvaluationSide",
         text: "TextChunks",
-        names: tuple[str, ...],
+        record: "TextRecord",
         bar: "ProgressBar",
     ) -> "dict[str, SecondMoments]":
         """Return the second moments for the tensors of a group. They are collected by running the
@@ -205,7 +206,7 @@ class _BlockwiseRun:
                 model,
                 source.fingerprint,
                 text,
-                names,
+                record,
                 self._scratch_file(group, "sums"),
                 file,
                 weights=group.moment_weights,
@@ -222,10 +223,10 @@ class _BlockwiseRun:
     def _scratch_file(self, group: TensorGroup, kind: str) -> Path:
         return self.prefix.folder / f"{self.key}-{group.number}.{kind}.gguf"
 
-    def _print_forecast(self, text: "TextChunks", names: tuple[str, ...], passes: int) -> None:
+    def _print_forecast(self, text: "TextChunks", record: "TextRecord", passes: int) -> None:
         """Print how many times the text will be read."""
         self.ui.note(
-            f"--sequential: {text.ids.size:,} tokens of {names[0]} are read {passes} times, each "
+            f"--sequential: {text.ids.size:,} tokens of {record.names[0]} are read {passes} times, each "
             "time up to the next group of tensors; the same command resumes an interrupted run, "
             "`llmcli gc` deletes it"
         )

@@ -10,9 +10,12 @@ import pytest
 from quant.calibration import imatrix, moments, moments_writer
 from quant.calibration.moments import MomentsOrigin
 from quant.calibration.moments_writer import MomentsInput, MomentSums, MomentsWriter
+from quant.calibration.text_record import TextRecord
 from quant.errors import UserError
 
-ORIGIN = MomentsOrigin("0123", 64, 3, ("ab", "cd"), ("some.txt", "more.txt"))
+ORIGIN = MomentsOrigin(
+    "0123", 64, 3, ("ab", "cd"), TextRecord(("some.txt", "more.txt"), ("code",), (3, 5))
+)
 
 
 def rows(*shape: int, seed: int = 0) -> np.ndarray:

@@ -17,6 +17,7 @@ from quant.calibration.merge import merge_imatrix, merge_moments
 from quant.calibration.moments import MomentsOrigin
 from quant.calibration.moments_collector import InputSurvey, MomentsCollector
 from quant.calibration.resume_file import CalibrationProgress, CalibrationState
+from quant.calibration.text_record import TextRecord
 from quant.errors import UserError
 
 CHUNKS, TOKENS, WIDTH, EXPERTS = 5, 24, 6, 4
@@ -166,8 +167,8 @@ def test_a_saved_pass_is_continued_with_the_same_result(tmp_path: Path) -> None:
     assert (loaded.chunks, loaded.finished) == (2, {9})
     continued = collect(loaded, range(2, CHUNKS))
     assert build_imatrix_file(
-        continued.sums.sums, continued.sums.counts, ["a"], 1, 2
-    ) == build_imatrix_file(expected.sums.sums, expected.sums.counts, ["a"], 1, 2)
+        continued.sums.sums, continued.sums.counts, TextRecord(("a",)), 1, 2
+    ) == build_imatrix_file(expected.sums.sums, expected.sums.counts, TextRecord(("a",)), 1, 2)
     assert continued.moments
     assert expected.moments
     for number in range(4):
@@ -258,11 +259,12 @@ def test_importance_matrices_in_gguf_and_dat_files_are_added(tmp_path: Path) -> 
     _, pieces = merge_imatrix([new, new])
     (out := tmp_path / "out").write_bytes(b"".join(pieces))
     merged = imatrix.load_imatrix(out)
-    assert (merged.chunks, merged.chunk_size, merged.datasets) == (
+    assert (merged.chunks, merged.chunk_size, merged.text.names) == (
         14,
         512,
         ("wiki.txt", "code.txt"),
     )
+    assert merged.text.windows == ()  # unknown of files that record none
     assert merged.entries["blk.0.a_exps.weight"].divisors == (8, 4, 0)
     assert np.array_equal(merged.entries["blk.0.a_exps.weight"].sums(), 2 * experts)
     # A dat file holds means, each over 7 chunks of 512 rows.

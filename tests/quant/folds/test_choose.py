@@ -8,6 +8,7 @@ import pytest
 
 from quant import folds
 from quant.calibration.imatrix import Imatrix, ImatrixEntry
+from quant.calibration.text_record import UNKNOWN_TEXT
 from quant.errors import UserError
 from quant.folds import choose, folded_plan
 from quant.folds.folded_statistics import fold_statistics
@@ -44,7 +45,7 @@ def imatrix(source: Source, tmp_path: Path) -> Imatrix:
         blobs.append(seen[key].tobytes())
         offset += 4 * weight.columns
     path.write_bytes(b"".join(blobs))
-    return Imatrix(path, "digest", entries, "", 1)
+    return Imatrix(path, "digest", entries, UNKNOWN_TEXT, 1)
 
 
 def write_plan(plan: Plan, out: Path) -> Source:

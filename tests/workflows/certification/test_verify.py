@@ -27,7 +27,9 @@ from quant.calibration import imatrix, moments, moments_writer
 from quant.calibration.imatrix_collector import ImatrixCollector
 from quant.calibration.imatrix_writer import build_imatrix_file
 from quant.calibration.moments_writer import MomentSums
+from quant.calibration.text_record import TextRecord
 from quant.certificate import certificate
+from quant.evaluation.text_overlap import sample_windows
 from quant.folds import folded_plan
 from quant.model_file import read_header
 from quant.quantize import write
@@ -276,6 +278,36 @@ def test_verifying_with_the_calibration_text_is_a_warning(
     assert (statistics["texts"], statistics["hashes"]) == (["some.txt"], [""])
 
 
+@pytest.mark.parametrize("share", [0, 0.1, 0.5])
+def test_a_part_of_the_evaluation_text_in_the_calibration_text_is_found(
+    quantize_and_verify: Callable[..., Any],
+    stories_gguf: Path,
+    tmp_path: Path,
+    text: Path,
+    share: float,
+) -> None:
+    """The file of the calibration text need not exist any more: the statistics have a sample."""
+    content = text.read_text(encoding="utf-8")
+    windows = sample_windows(["Other words. " * 50 + content[: round(len(content) * share)]])
+    collector = ImatrixCollector()
+    collector.sums["blk.0.attn_q.weight"] = np.ones((1, 64))
+    collector.counts["blk.0.attn_q.weight"] = np.ones(1)
+    imatrix_file = tmp_path / "imatrix.gguf"
+    record = TextRecord(("gone.txt",), ("prose", "code"), windows)
+    imatrix_file.write_bytes(
+        b"".join(build_imatrix_file(collector.sums, collector.counts, record, 1, 512))
+    )
+    document, err = quantize_and_verify(
+        stories_gguf, "--q4_0", "-o", tmp_path / "small.gguf", "--imatrix", imatrix_file
+    )
+    written = document["certificate"]
+    (statistics,) = written["steering"]
+    assert statistics["overlap"] == pytest.approx(share, abs=0.03)
+    assert statistics["kinds"] == ["prose", "code"]
+    assert written["answers"]["calibrated"] is bool(share)
+    assert bool(re.search(r"\d+% of .*some\.txt was also used to quantize", err)) is bool(share)
+
+
 def test_the_methods_of_all_tensors_are_counted(
     quantize_and_verify: Callable[..., Any], llmcli: Llmcli, stories_gguf: Path, tmp_path: Path
 ) -> None:
@@ -307,7 +339,7 @@ def test_moments_that_chose_folds_are_listed_for_every_method(
         np.ones(1),
     )
     imatrix_file.write_bytes(
-        b"".join(build_imatrix_file(collector.sums, collector.counts, ["a"], 1, 512))
+        b"".join(build_imatrix_file(collector.sums, collector.counts, TextRecord(("a",)), 1, 512))
     )
     plan = plan_quantization(
         source,
@@ -315,9 +347,9 @@ def test_moments_that_chose_folds_are_listed_for_every_method(
         imatrix=imatrix.load_imatrix(imatrix_file),
         moments=moments.load_moments(file),
     )
-    assert [statistics.kind for statistics in verify.used_statistics(plan)] == ["imatrix"]
+    assert [statistics.kind for statistics in verify.used_statistics(plan, ())] == ["imatrix"]
     folded = folded_plan.fold_plan(plan, folds.randomize(source, 0), "a test")
-    assert [statistics.kind for statistics in verify.used_statistics(folded)] == [
+    assert [statistics.kind for statistics in verify.used_statistics(folded, ())] == [
         "imatrix",
         "moments",
     ]

@@ -17,6 +17,7 @@ from llmcli.workflows.certification import verify
 from quant.calibration import moments
 from quant.calibration.expected_moments import ExpectedMoments
 from quant.calibration.statistics import SecondMoments
+from quant.calibration.text_record import TextRecord
 from quant.model_file import read_header
 from quant.quantize import write
 from quant.quantize.blockwise import BlockwiseModel, TensorGroup, group_tensors
@@ -255,12 +256,12 @@ def test_the_file_and_its_certificate_record_sequential(
         False,
     )
     assert json.loads(plan_file.read_text())["steered"]["sequential"] == settings["sequential"]
-    pending = ExpectedMoments(settings["sequential"], (str(text),), 8, 64)
+    pending = ExpectedMoments(settings["sequential"], TextRecord((str(text),)), 8, 64)
     plan = plan_quantization(write.open_gguf(model), "Q4_0", method="gptq", expected=pending)
     assert plan.settings == json.dumps(
         {**json.loads(plan.settings), "sequential": settings["sequential"]}, sort_keys=True
     )
-    (statistics,) = verify.used_statistics(plan)
+    (statistics,) = verify.used_statistics(plan, ())
     assert (statistics.kind, statistics.digest, statistics.texts, statistics.tokens) == (
         "sequential",
         settings["sequential"],
