@@ -179,6 +179,16 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
+class MethodSettings:
+    """The settings of the quantization methods that measurements chose: the day on which they were
+    fixed ("" if they were changed since) and the sha256 of their values.
+    """
+
+    date: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """The whole certificate, as stored in the file.
 
@@ -187,7 +197,8 @@ class Certificate:
     quantized (empty if unknown). `mix` maps each type to the number of its tensors. `world`
     describes the machine, `answers` the closeness to the source, and `steering` lists everything
     that influenced the rounding. `differing_strings` are strings that llama.cpp encodes differently
-    from the model's tokenizer, as the file's metadata says.
+    from the model's tokenizer, as the file's metadata says. `frozen_settings`: None in certificates
+    of earlier versions.
     """
 
     format: int
@@ -206,6 +217,7 @@ class Certificate:
     speed: tuple[SpeedComparison, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
     differing_strings: tuple[str, ...] = ()
+    frozen_settings: MethodSettings | None = None
 
     def to_json(self) -> str:
         """Return the certificate as JSON text."""

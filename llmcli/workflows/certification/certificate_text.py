@@ -77,6 +77,7 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
             f"llmcli {verified.world.llmcli}, llama-cpp-python {verified.world.llama_cpp_python}, "
             f"{verified.world.date}",
         ),
+        *_settings_row(verified),
         ("tensor data", f"sha256 {content.data}"),
     ]
 
@@ -181,6 +182,14 @@ def _other_methods(verified: Certificate) -> str:
         if name != verified.method
     ]
     return f" ({', '.join(others)})" if others else ""
+
+
+def _settings_row(verified: Certificate) -> list[tuple[str, str]]:
+    settings = verified.frozen_settings
+    if settings is None:
+        return []
+    date = f"fixed on {settings.date}" if settings.date else "changed since they were fixed"
+    return [("settings", f"of the methods: {date}, sha256 {settings.sha256}")]
 
 
 def _format_statistics(record: certificate.CalibrationRecord) -> str:

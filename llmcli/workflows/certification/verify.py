@@ -24,6 +24,7 @@ from llmcli.runtime.binding.placement import rpc
 from llmcli.runtime.requests.placement_options import NO_PLACEMENT, PlacementOptions
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_count
+from llmcli.workflows.certification import frozen_settings
 from llmcli.workflows.evaluation import evaluate, models
 from llmcli.workflows.evaluation.text import (
     DEFAULT_CTX,
@@ -42,6 +43,7 @@ from quant.certificate.certificate import (
     CertifiedEstimate,
     CertifiedSource,
     Environment,
+    MethodSettings,
     SpeedComparison,
     TensorRecord,
 )
@@ -199,6 +201,10 @@ def verify(
         speed,
         _methods(plan),
         _differing_strings(header),
+        MethodSettings(
+            frozen_settings.frozen_date(),
+            frozen_settings.digest_settings(frozen_settings.settings_in_use()),
+        ),
     )
     with ui.bar(
         f"write the certificate into {file.name}",
