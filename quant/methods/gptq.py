@@ -36,10 +36,13 @@ from quant.native import array_backends, blas_threads, ggml
 from quant.native.array_backends import Array
 
 if TYPE_CHECKING:
+    from quant.calibration.statistics import SecondMoments
     from quant.formats.base import BlockFormat
+    from quant.native.array_backends import ArrayBackend
     from quant.native.ggml import F32, U8
 
 FALLBACK_SEARCH = Search()
+KEPT_FACTORS = 2  # while the last rows of a tensor are encoded, the next one has begun
 DESCENT_SWEEPS = 2  # sweeps of coordinate descent
 PANEL_ROWS = 1024  # maximum number of rows in a panel on a CPU
 # Maximum number of values in a panel on a GPU. Panels are large there, because the time for Python
@@ -121,6 +124,39 @@ def _padded_rows(rows: int) -> int:
     return -(-rows // PANEL_ROW_MULTIPLE) * PANEL_ROW_MULTIPLE
 
 
+class _FactorCache:
+    """The factors of the latest second moments, for all encoders. Weights with the same input share
+    a factor, and so do the types that are tried for a weight. The latest ones suffice, because rows
+    arrive in order.
+    """
+
+    def __init__(self) -> None:
+        from threading import Lock
+
+        self.lock = Lock()
+        self.latest: list[tuple[SecondMoments, int, ArrayBackend, HessianFactor]] = []
+
+    def factor(self, moments: "SecondMoments", matrix: int, ops: "ArrayBackend") -> HessianFactor:
+        """Return the factor of a matrix of these moments. Threads wait while it is computed."""
+        with self.lock:
+            for known, number, backend, factor in self.latest:
+                if known is moments and number == matrix and backend is ops:
+                    return factor
+            del self.latest[: -KEPT_FACTORS + 1]  # before the next one takes memory
+            with ops.exclusive_access():
+                factor = factor_moments(moments.mean(matrix), ops)
+            self.latest.append((moments, matrix, ops, factor))
+            return factor
+
+    def clear(self) -> None:
+        """Free the factors."""
+        with self.lock:
+            self.latest.clear()
+
+
+FACTORS = _FactorCache()
+
+
 class _TensorEncoder:
     """The encoder of one tensor, which may have several matrices (experts). The factor of a
     matrix's second moments is computed when the first rows of the matrix arrive.
@@ -142,7 +178,6 @@ class _TensorEncoder:
         )
         self.search = FALLBACK_SEARCH.make_encoder(format, statistics)
         self.lock = Lock()
-        self.factors: dict[int, HessianFactor] = {}
         self.rows = self.fallback_rows = 0
         self.damping = 0.0
 
@@ -242,24 +277,16 @@ class _TensorEncoder:
         return panel
 
     def _factor(self, matrix: int) -> HessianFactor:
-        """Return the factor of a matrix's second moments. Only the latest matrix's factor stays in
-        memory, because rows arrive in order.
-        """
+        """Return the factor of a matrix's second moments."""
         assert self.statistics.moments is not None
-        with self.lock:
-            if matrix not in self.factors:
-                self.factors.clear()
-                try:
-                    with self.ops.exclusive_access():
-                        self.factors[matrix] = factor_moments(
-                            self.statistics.moments.mean(matrix), self.ops
-                        )
-                except array_backends.DeviceOutOfMemory:
-                    raise array_backends.out_of_memory_error(
-                        f"the second moments of {self.statistics.name}"
-                    ) from None
-                self.damping = max(self.damping, self.factors[matrix].damping)
-            return self.factors[matrix]
+        try:
+            factor = FACTORS.factor(self.statistics.moments, matrix, self.ops)
+        except array_backends.DeviceOutOfMemory:
+            raise array_backends.out_of_memory_error(
+                f"the second moments of {self.statistics.name}"
+            ) from None
+        self.damping = max(self.damping, factor.damping)
+        return factor
 
     def _result(self, grids: list[ColumnGrid], levels: Array, count: int) -> ggml.ScaleSearchResult:
         """Return the codes and scales of the first `count` rows of a panel, ordered by row and then

@@ -19,6 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from quant.errors import UserError
+from quant.native import cholesky, processors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,9 +121,8 @@ class NumpyBackend:
         reversed.
         """
         np = self.np
-        try:
-            lower = np.linalg.cholesky(matrix[::-1, ::-1])
-        except np.linalg.LinAlgError:
+        lower = cholesky.factor_lower(matrix[::-1, ::-1], processors.worker_count())
+        if lower is None:
             return None
         upper = lower[::-1, ::-1]  # matrix = upper upper^T
         root = upper.diagonal().copy()
@@ -278,6 +278,9 @@ def out_of_memory_error(label: str) -> UserError:
 
 
 @cache
+@cache
 def array_backend(device: str | None = None) -> ArrayBackend:
-    """Return the backend of torch on a device, or that of numpy if `device` is None."""
+    """Return the backend of torch on a device, or that of numpy if `device` is None. There is one
+    for each device, so that all threads take turns on it.
+    """
     return TorchBackend(device) if device else NumpyBackend()

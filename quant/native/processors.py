@@ -3,9 +3,13 @@ container (Docker, Kubernetes) or service (systemd's CPUQuota=).
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from quant.native.control_groups import SYSTEM_ROOT, ControlGroup, control_groups
+
+_limits: list[int] = []  # of the blocks of limit_workers() that are running
 
 
 def allowed_cpus() -> frozenset[int]:
@@ -31,8 +35,22 @@ def threads_within_quota(count: int, quota: float | None) -> int:
 
 
 def worker_count() -> int:
-    """Return how many independent threads this process can keep busy."""
-    return threads_within_quota(len(allowed_cpus()), cpu_quota())
+    """Return how many independent threads this process can keep busy, or as many as
+    `limit_workers` allows at the moment.
+    """
+    return _limits[-1] if _limits else threads_within_quota(len(allowed_cpus()), cpu_quota())
+
+
+@contextmanager
+def limit_workers(threads: int) -> Iterator[None]:
+    """Let worker_count() return `threads` within the block, in all threads, because the user has
+    asked for so many. 0: no limit.
+    """
+    _limits.append(threads or worker_count())
+    try:
+        yield
+    finally:
+        _limits.pop()
 
 
 def _read_quota(group: ControlGroup) -> float | None:

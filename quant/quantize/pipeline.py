@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quant.methods.base import RowEncoder
 from quant.native import ggml
-from quant.native.processors import worker_count
+from quant.native.processors import limit_workers, worker_count
 from quant.relative_error import sum_of_squares
 from quant.source.source import Weight
 
@@ -80,7 +80,10 @@ def encode_rows(
     about 65,000 values; a read in progress is waited for briefly and then abandoned.
     """
     budget = _ByteBudget(MAX_BUFFERED_BYTES)
-    with ThreadPoolExecutor(threads or worker_count(), thread_name_prefix="encode") as pool:
+    with (
+        limit_workers(threads),
+        ThreadPoolExecutor(worker_count(), thread_name_prefix="encode") as pool,
+    ):
         queue = _JobQueue(budget)
         reader = threading.Thread(
             target=queue.fill, args=(tasks, begin, pool), name="read", daemon=True

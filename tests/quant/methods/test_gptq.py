@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -282,6 +283,27 @@ def test_factor_reproduces_the_damped_moments() -> None:
     damped = moments + DAMPING * moments.diagonal().mean() * np.eye(96)
     upper = factor.feed.T.astype(np.float64) + np.eye(96)
     np.testing.assert_allclose((upper * factor.weights) @ upper.T, damped, rtol=1e-4, atol=1e-5)
+
+
+def test_an_input_is_factored_once_for_all_its_weights_and_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    factor = gptq.factor_moments
+
+    def count(*arguments: Any) -> Any:
+        counted.append(1)
+        return factor(*arguments)
+
+    monkeypatch.setattr(gptq, "factor_moments", count)
+    statistics = make_statistics(correlated_moments(256), tmp_path)
+    rows = random_rows(256)
+    for name in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
+        for kind in ("Q3_K", "Q4_K", "Q6_K"):
+            encode("gptq", kind, rows, replace(statistics, name=name))
+    assert len(counted) == 1
+    encode("gptq", "Q4_K", rows, make_statistics(correlated_moments(256, seed=5), tmp_path))
+    assert len(counted) == 2
 
 
 def test_each_expert_uses_its_own_moments(tmp_path: Path) -> None:
