@@ -206,16 +206,14 @@ def _add_up(moments_of_files: Sequence[StoredMoments]) -> MomentSums:
     that received no token in any file has a count of 0.
     """
     shape = moments_of_files[0]
-    second = np.zeros((shape.matrices, shape.columns, shape.columns))
-    first = np.zeros((shape.matrices, shape.columns))
-    counts = np.zeros(shape.matrices)
+    total = MomentSums.zeros(shape.matrices, shape.columns)
     for stored in moments_of_files:
         for matrix, count in enumerate(stored.counts):
             if count:
-                second[matrix] += stored.sums(matrix)
-                first[matrix] += stored.first_sums(matrix)
-        counts += stored.counts
-    return MomentSums(second, first, counts)
+                total.triangle(matrix).add_matrix(stored.sums(matrix))
+                total.first[matrix] += stored.first_sums(matrix)
+        total.counts[...] += stored.counts
+    return total
 
 
 def _model_notes(files: Sequence[Imatrix]) -> Iterator[str]:

@@ -25,17 +25,17 @@ from quant.calibration.attention_moments import ChunkMixing, MixedRows, select_q
 from quant.calibration.expected_moments import mixing_product
 from quant.calibration.imatrix_collector import (
     F32,
-    F64,
     AttentionMixture,
     ImatrixCollector,
     WeightProduct,
 )
 from quant.calibration.moments_writer import MomentsInput, MomentSums
+from quant.calibration.triangle import STRIPE_ROWS, Triangle, triangle_size
 from quant.errors import UserError
 from quant.native import array_backends
 
 # side of the squares on a triangle's diagonal, and maximum side of the rectangles below them
-DIAGONAL_PART_COLUMNS, MAX_PART_COLUMNS = 256, 1024
+DIAGONAL_PART_COLUMNS, MAX_PART_COLUMNS = STRIPE_ROWS, 1024
 # maximum numbers of rows and of chunks that are multiplied at a time
 PRODUCT_ROWS, MAX_CHUNKS_PER_PRODUCT = 1024, 4
 MAX_STORED_BYTES = 1 << 28  # maximum bytes of rows that are stored until they are multiplied
@@ -163,7 +163,7 @@ class InputSurvey:
 
 def sums_bytes(entry: MomentsInput) -> int:
     """Return the bytes of the sums of one input (MomentSums)."""
-    return 8 * entry.matrices * (entry.columns * (entry.columns + 1) + 1)
+    return 8 * entry.matrices * (triangle_size(entry.columns) + entry.columns + 1)
 
 
 def product_bytes(entry: MomentsInput) -> int:
@@ -231,7 +231,10 @@ class MomentsCollector:
         self._keys: dict[int, tuple[int, int]] = {}
         self._rows = {number: _InputRows() for number in numbers}
         self.waiting_chunks = 0  # chunks that are not yet added to the sums
-        self.sums = {number: _empty_sums(inputs[number]) for number in numbers}
+        self.sums = {
+            number: MomentSums.zeros(inputs[number].matrices, inputs[number].columns)
+            for number in numbers
+        }
 
     def add(self, product: WeightProduct) -> None:
         """Store the input rows of a matrix product. Weights that multiply the same input, such as
@@ -389,13 +392,13 @@ class _InputRows:
             if array_backends.device():
                 yield (
                     left_rows.size * left_rows.shape[1],
-                    partial(_triangle, into.second[matrix], left_rows, right_rows),
+                    partial(_add_triangle, into.triangle(matrix), left_rows, right_rows),
                 )
                 continue
             for part in _parts(0, left_rows.shape[1]):
                 yield (
                     len(left_rows) * _area(part),
-                    partial(_product, into.second[matrix], part, left_rows, right_rows),
+                    partial(_add_product, into.triangle(matrix), part, left_rows, right_rows),
                 )
 
 
@@ -424,7 +427,7 @@ def _add_expert(into: MomentSums, expert: int, rows: F32, token_slots: tuple[Any
     routed = rows[tokens, slots % rows.shape[1]]
     into.first[expert] += routed.sum(0, dtype=np.float64)
     into.counts[expert] += len(routed)
-    _triangle(into.second[expert], routed, routed)
+    _add_triangle(into.triangle(expert), routed, routed)
 
 
 def _parts(first: int, last: int) -> Iterator[MatrixPart]:
@@ -450,7 +453,7 @@ def _area(part: MatrixPart) -> int:
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
 
 
-def _triangle(sums: F64, left: F32, right: F32) -> None:
+def _add_triangle(sums: Triangle, left: F32, right: F32) -> None:
     """Add the lower triangle of left^T right to the sums, one part after another. A GPU, if there
     is one, computes the parts until its memory is exhausted. This thread computes all others.
     """
@@ -471,32 +474,21 @@ def _triangle(sums: F64, left: F32, right: F32) -> None:
     except array_backends.DeviceOutOfMemory:
         pass
     for part in parts[done:]:
-        _product(sums, part, left, right)
+        _add_product(sums, part, left, right)
 
 
-def _product(sums: F64, part: MatrixPart, left: F32, right: F32) -> None:
+def _add_product(sums: Triangle, part: MatrixPart, left: F32, right: F32) -> None:
     """Add one part of the lower triangle of left^T right to the sums."""
     down, across = part
     _add(sums, part, left[:, down].T @ right[:, across], mixed=right is not left)
 
 
-def _add(sums: F64, part: MatrixPart, products: F32, *, mixed: bool) -> None:
+def _add(sums: Triangle, part: MatrixPart, products: F32, *, mixed: bool) -> None:
     """Add `products` to one part of the sums. With `mixed`, the two factors of the product were
     different, so that rounding to float32 can make a square on the diagonal negative. It is then
     set to 0.
     """
     down, across = part
-    sums[part] += products
+    sums.add(down, across, products)
     if mixed and down == across:
-        corner = sums[part]
-        # rounding to float32 can make a square negative
-        np.fill_diagonal(corner, np.maximum(corner.diagonal(), 0))
-
-
-def _empty_sums(moments_input: MomentsInput) -> MomentSums:
-    second: F64 = np.zeros((moments_input.matrices, moments_input.columns, moments_input.columns))
-    return MomentSums(
-        second,
-        np.zeros((moments_input.matrices, moments_input.columns)),
-        np.zeros(moments_input.matrices),
-    )
+        sums.clip_diagonal(down)

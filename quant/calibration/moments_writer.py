@@ -26,6 +26,7 @@ from quant.calibration.moments import (
     SQUARES_SUFFIX,
     MomentsOrigin,
 )
+from quant.calibration.triangle import Triangle, triangle_size
 from quant.disk_space import require_disk_space
 from quant.errors import UserError
 from quant.gguf import layout
@@ -40,7 +41,8 @@ MARK_SUFFIX = ".mark"  # I32 [8], the sha256 of an input's bytes; zeros until th
 DATA_SUFFIXES = (SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX)
 BLOCK_BYTES = 1 << 22  # that are hashed at a time
 UNFINISHED_DIGEST = "0" * 64
-# Rows that are mirrored at a time. Mirroring single rows would cost a cache miss for each value.
+# Rows that are mirrored at a time, a part of a stripe of Triangle. Mirroring single rows would cost
+# a cache miss for each value.
 MIRROR_ROWS = 128
 
 
@@ -58,11 +60,9 @@ class MomentsInput:
 
 @dataclass(frozen=True)
 class MomentSums:
-    """The sums over the rows x of one input: `second` is the sum of x x^T [matrices, columns,
-    columns], `first` is the sum of x [matrices, columns], and `counts` is the number of rows
-    [matrices].
-
-    Only the lower triangles of `second` are read, because its matrices are symmetric.
+    """The sums over the rows x of one input: `second` has the lower triangles of the sums of x x^T
+    [matrices, triangle_size(columns)], `first` is the sum of x [matrices, columns], and `counts` is
+    the number of rows [matrices].
     """
 
     second: F64
@@ -70,13 +70,39 @@ class MomentSums:
     counts: F64
 
     @classmethod
-    def from_rows(cls, rows: NDArray[np.floating]) -> "MomentSums":
+    def zeros(cls, matrices: int, columns: int) -> Self:
+        """Return the sums over no rows."""
+        return cls(
+            np.zeros((matrices, triangle_size(columns))),
+            np.zeros((matrices, columns)),
+            np.zeros(matrices),
+        )
+
+    @classmethod
+    def from_matrices(cls, second: NDArray[np.floating], first: F64, counts: F64) -> Self:
+        """Return the sums with these sums of x x^T [matrices, columns, columns]."""
+        sums = cls.zeros(*first.shape)
+        for matrix, whole in enumerate(second):
+            sums.triangle(matrix).add_matrix(whole)
+        return cls(sums.second, first, counts)
+
+    @classmethod
+    def from_rows(cls, rows: NDArray[np.floating]) -> Self:
         """Return the sums of rows of shape [rows, columns] or [matrices, rows, columns], computed
         in float64.
         """
         rows = np.asarray(rows, np.float64).reshape(-1, *rows.shape[-2:])
         counts = np.full(len(rows), float(rows.shape[1]))
-        return cls(rows.transpose(0, 2, 1) @ rows, rows.sum(1), counts)
+        return cls.from_matrices(rows.transpose(0, 2, 1) @ rows, rows.sum(1), counts)
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of the rows."""
+        return int(self.first.shape[1])
+
+    def triangle(self, matrix: int) -> Triangle:
+        """Return the sum of x x^T of one matrix, which can be changed."""
+        return Triangle(self.second[matrix], self.columns)
 
 
 class MomentsWriter:
@@ -137,16 +163,16 @@ class MomentsWriter:
         UserError if a sum is not finite.
         """
         entry, sha = self.inputs[number], hashlib.sha256()
-        assert sums.second.shape == (entry.matrices, entry.columns, entry.columns), (
-            entry,
-            sums.second.shape,
-        )
-        diagonal = sums.second.diagonal(axis1=1, axis2=2)
+        assert sums.first.shape == (entry.matrices, entry.columns), (entry, sums.first.shape)
+        triangles = [sums.triangle(matrix) for matrix in range(entry.matrices)]
+        diagonal = np.stack([triangle.diagonal() for triangle in triangles])
         # finite squares suffice: |x y| <= (x^2 + y^2) / 2
         if not (np.isfinite(diagonal).all() and np.isfinite(sums.first).all()):
             raise UserError(f"the input of {entry.names[0]} is not finite", hint=DAMAGED_HINT)
-        for matrix, square in enumerate(sums.second):
-            self._write_matrix(self._slots[f"{number}{SECOND_SUFFIX}"].offset, matrix, square, sha)
+        for matrix, triangle in enumerate(triangles):
+            self._write_matrix(
+                self._slots[f"{number}{SECOND_SUFFIX}"].offset, matrix, triangle, sha
+            )
         for suffix, values in ((SQUARES_SUFFIX, diagonal), (FIRST_SUFFIX, sums.first)):
             self._write(
                 self._slots[f"{number}{suffix}"].offset, np.ascontiguousarray(values, "<f4"), sha
@@ -175,18 +201,16 @@ class MomentsWriter:
         self.part_path.replace(self.out)
         sync_folder(self.out.parent)
 
-    def _write_matrix(self, offset: int, matrix: int, square: F64, sha: "hashlib._Hash") -> None:
-        """Write one matrix of sums in float32, with the lower triangle of `square` mirrored to the
-        upper one. `offset` is the position of the input's matrices in the file, and `matrix` the
-        number of this one. The written bytes are added to the digest `sha`.
+    def _write_matrix(
+        self, offset: int, matrix: int, triangle: Triangle, sha: "hashlib._Hash"
+    ) -> None:
+        """Write one matrix of sums in float32. `offset` is the position of the input's matrices in
+        the file, and `matrix` the number of this one. The written bytes are added to the digest
+        `sha`.
         """
-        columns = len(square)
+        columns = triangle.columns
         for first in range(0, columns, MIRROR_ROWS):
-            last = first + MIRROR_ROWS
-            rows = np.array(square[first:last], "<f4")
-            rows[:, last:] = square[last:, first:last].T
-            corner = rows[:, first:last]
-            corner[...] = np.tril(corner) + np.tril(corner, -1).T
+            rows = triangle.read_rows(first, min(first + MIRROR_ROWS, columns))
             self._write(offset + 4 * columns * (matrix * columns + first), rows, sha)
 
     def _write(self, offset: int, values: NDArray[np.floating], sha: "hashlib._Hash") -> None:
@@ -238,7 +262,7 @@ def write_moments(
     Tests of second-order methods use this function to get moments without a model.
     """
     inputs = [
-        MomentsInput(tuple(names), sums.second.shape[-1], len(sums.second))
+        MomentsInput(tuple(names), sums.columns, len(sums.second))
         for names, sums in inputs_with_sums
     ]
     with MomentsWriter(path, origin or MomentsOrigin(), inputs) as writer:

@@ -129,7 +129,7 @@ def rank_one_run(source: Source, tmp_path: Path, *names: str) -> Iterator[Sensit
     directions, the loss is therefore far larger than the moments predict.
     """
     columns, path = 64, tmp_path / "moments.gguf"
-    sums = MomentSums(
+    sums = MomentSums.from_matrices(
         (np.eye(columns) + 1e4)[None] * 1200, np.zeros((1, columns)), np.full(1, 1200.0)
     )
     moments, elements = (

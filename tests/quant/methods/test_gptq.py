@@ -336,7 +336,9 @@ def write_moments_of(source: write.Source, out: Path, not_positive: tuple[str, .
     inputs = [
         (
             (weight.name,),
-            MomentSums(moments(weight)[None] * 1200, zeros((1, weight.columns)), count),
+            MomentSums.from_matrices(
+                moments(weight)[None] * 1200, zeros((1, weight.columns)), count
+            ),
         )
         for weight in source.weights
         if len(weight.shape) == 2 and weight.name != "token_embd.weight"
