@@ -115,7 +115,7 @@ def limit_spinning() -> None:
     wait for if other programs use the processor. Call this before the library is loaded.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "200")  # scripts/benchmarks/busy_machine.py
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # scripts/benchmarks/busy_machine.py
 
 
 def disable_tiled_kernels() -> None:
