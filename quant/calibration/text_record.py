@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from quant.evaluation.text_overlap import merge_samples
+from quant.calibration.text_overlap import merge_samples
 
 
 @dataclass(frozen=True, slots=True)

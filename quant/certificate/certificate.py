@@ -82,7 +82,7 @@ class CalibrationRecord:
     beginning of the sha256 ("" if unknown). `chunks` and `tokens` are the totals of all texts, None
     if unknown. `kinds` are the kinds of text, such as "code"; empty if unknown. `overlap` is the
     share of the evaluation text that these texts contain, too, estimated from samples of both
-    (quant/evaluation/text_overlap.py); None if unknown.
+    (quant/calibration/text_overlap.py); None if unknown.
     """
 
     kind: str
@@ -179,7 +179,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodSettings:
+class FrozenSettings:
     """The settings of the quantization methods that measurements chose: the day on which they were
     fixed ("" if they were changed since) and the sha256 of their values.
     """
@@ -217,7 +217,7 @@ class Certificate:
     speed: tuple[SpeedComparison, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
     differing_strings: tuple[str, ...] = ()
-    frozen_settings: MethodSettings | None = None
+    frozen_settings: FrozenSettings | None = None
 
     def to_json(self) -> str:
         """Return the certificate as JSON text."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
 
 BLOCK = 512  # rows and columns
-Part = tuple[int, int]  # the first row of a block, and the row behind it
+BlockRows = tuple[int, int]  # the first row of a block, and the row behind it
 
 
 def factor_lower(matrix: "F64", threads: int) -> "F64 | None":
@@ -48,7 +48,7 @@ def factor_lower(matrix: "F64", threads: int) -> "F64 | None":
     return np.tril(lower)
 
 
-def _divide(lower: "F64", part: Part, step: Part, inverse: "F64") -> Callable[[], None]:
+def _divide(lower: "F64", part: BlockRows, step: BlockRows, inverse: "F64") -> Callable[[], None]:
     """Return a task: multiply a block below the diagonal with the inverse of the diagonal block."""
 
     def task() -> None:
@@ -58,7 +58,9 @@ def _divide(lower: "F64", part: Part, step: Part, inverse: "F64") -> Callable[[]
     return task
 
 
-def _subtract(lower: "F64", part: Part, other: Part, step: Part) -> Callable[[], None]:
+def _subtract(
+    lower: "F64", part: BlockRows, other: BlockRows, step: BlockRows
+) -> Callable[[], None]:
     """Return a task: subtract the finished columns of `step` from a later block."""
 
     def task() -> None:

@@ -8,13 +8,9 @@ from llmcli.commands.command_line import panels
 from llmcli.commands.options.groups import option_group
 from llmcli.workflows.certification.certify import VerifySettings
 from llmcli.workflows.quantization.method_settings import MethodSettings
-from llmcli.workflows.quantization.size_request import (
-    DEFAULT_CHUNKS,
-    DEFAULT_PROBE,
-    DEFAULT_SWAPS,
-    SizeRequest,
-)
+from llmcli.workflows.quantization.size_request import SizeRequest
 from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
+from quant.allocation import defaults
 from quant.methods import METHODS
 
 _METHODS = "; ".join(f"{name}: {method.help}" for name, method in METHODS.items())
@@ -107,18 +103,18 @@ SizeOptions = Annotated[
             metavar="FILE", help="With a target: text to measure on; default: the built-in text."
         ),
         probe=typer.Option(
-            help=f"With a target: what is measured at a time, default {DEFAULT_PROBE}; "
+            help=f"With a target: what is measured at a time, default {defaults.PROBE_UNIT}; "
             "group joins q with k, and gate with up."
         ),
         probe_chunks=typer.Option(
             min=1,
             help="With a target: chunks of 512 tokens in each measurement, default "
-            f"{DEFAULT_CHUNKS}.",
+            f"{defaults.PROBE_CHUNKS}.",
         ),
         swaps=typer.Option(
             min=0,
             help="With a target: alternative mixes to try on held-out text, default "
-            f"{DEFAULT_SWAPS}.",
+            f"{defaults.SWAPS}.",
         ),
         quick=typer.Option(
             "--quick", help="With a target: use only the error of the weights; no model is run."

@@ -24,10 +24,10 @@ from llmcli.runtime.text.tracked_text import UNKNOWN_SOURCE, TrackedText, join_t
 from llmcli.types import Message
 from llmcli.workflows.evaluation.models import EvaluationSide
 from llmcli.workflows.evaluation.text import read_evaluation_text
+from quant.calibration.text_overlap import sample_windows
 from quant.calibration.text_record import TextRecord
 from quant.evaluation import evaluate
 from quant.evaluation.evaluate import TextChunks
-from quant.evaluation.text_overlap import sample_windows
 
 if TYPE_CHECKING:
     from llmcli.runtime.binding.model import Model

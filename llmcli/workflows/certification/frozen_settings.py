@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from llmcli.workflows.quantization import size_request
-from quant.allocation import allocate, probes, refine
+from quant.allocation import allocate, defaults, probes, refine
 from quant.folds import choose, loss
 from quant.json_dataclasses import read_json
 from quant.methods import error_feedback, gptq, hessian_factor, search_settings
@@ -51,9 +50,9 @@ def settings_in_use() -> dict[str, Any]:
         "folds.sample_rows": loss.SAMPLE_ROWS,
         "folds.max_moment_columns": loss.MAX_MOMENT_COLUMNS,
         "folds.max_solved_columns": loss.MAX_SOLVED_COLUMNS,
-        "allocation.probe": size_request.DEFAULT_PROBE,
-        "allocation.probe_chunks": size_request.DEFAULT_CHUNKS,
-        "allocation.swaps": size_request.DEFAULT_SWAPS,
+        "allocation.probe": defaults.PROBE_UNIT,
+        "allocation.probe_chunks": defaults.PROBE_CHUNKS,
+        "allocation.swaps": defaults.SWAPS,
         "allocation.probe_bits": probes.PROBE_BITS,
         "allocation.coarse_probe_bits": probes.COARSE_PROBE_BITS,
         "allocation.max_types": allocate.MAX_TYPES,

@@ -33,6 +33,7 @@ from llmcli.workflows.evaluation.text import (
     prepare_side,
     read_evaluation_text,
 )
+from quant.calibration.text_overlap import overlap, sample_windows
 from quant.calibration.text_record import UNKNOWN_TEXT, TextRecord
 from quant.certificate import certificate
 from quant.certificate.certificate import (
@@ -43,14 +44,13 @@ from quant.certificate.certificate import (
     CertifiedEstimate,
     CertifiedSource,
     Environment,
-    MethodSettings,
+    FrozenSettings,
     SpeedComparison,
     TensorRecord,
 )
 from quant.certificate.embed import embed_certificate
 from quant.certificate.tensor_errors import OriginalTensor, tensor_errors
 from quant.evaluation.metrics import Estimate
-from quant.evaluation.text_overlap import overlap, sample_windows
 from quant.folds.folded_source import FOLD_KEY
 from quant.gguf.header import GgufArray
 from quant.model_file import model_header, read_header
@@ -201,7 +201,7 @@ def verify(
         speed,
         _methods(plan),
         _differing_strings(header),
-        MethodSettings(
+        FrozenSettings(
             frozen_settings.frozen_date(),
             frozen_settings.digest_settings(frozen_settings.settings_in_use()),
         ),

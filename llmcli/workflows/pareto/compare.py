@@ -30,10 +30,10 @@ from llmcli.workflows.certification import verify
 from llmcli.workflows.evaluation import models
 from llmcli.workflows.evaluation.evaluate import EvaluationRequest, run_evaluation
 from llmcli.workflows.evaluation.text import EvaluationText, prepare_side
+from quant.calibration.text_overlap import sample_windows
 from quant.certificate.certificate import AnswerMetrics, SpeedComparison
 from quant.evaluation import evaluate
 from quant.evaluation.base_logits import load_base_logits
-from quant.evaluation.text_overlap import sample_windows
 from quant.json_dataclasses import encode_value, read_json
 from quant.quantize import write
 

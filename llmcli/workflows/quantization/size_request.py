@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from llmcli.errors import UsageError
+from quant.allocation import defaults
 
 TARGET_FLAGS = "--target-bpw, --target-size and --fit"
-DEFAULT_PROBE, DEFAULT_CHUNKS, DEFAULT_SWAPS = "tensor", 4, 6
 UNIT_BYTES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -52,17 +52,17 @@ class SizeRequest:
     @property
     def probe_unit(self) -> str:
         """What a single measurement quantizes: "tensor", or a "group" of tensors."""
-        return self.probe or DEFAULT_PROBE
+        return self.probe or defaults.PROBE_UNIT
 
     @property
     def n_chunks(self) -> int:
         """The number of chunks that each measurement reads."""
-        return DEFAULT_CHUNKS if self.probe_chunks is None else self.probe_chunks
+        return defaults.PROBE_CHUNKS if self.probe_chunks is None else self.probe_chunks
 
     @property
     def refinement_trials(self) -> int:
         """The number of alternative mixes to try on held-out text."""
-        return 0 if self.quick else DEFAULT_SWAPS if self.swaps is None else self.swaps
+        return 0 if self.quick else defaults.SWAPS if self.swaps is None else self.swaps
 
     @property
     def input_files(self) -> tuple[Path | None, ...]:

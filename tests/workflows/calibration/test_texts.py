@@ -7,7 +7,7 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.workflows.calibration import texts
 from llmcli.workflows.evaluation.text import read_evaluation_text
-from quant.evaluation.text_overlap import overlap, sample_windows
+from quant.calibration.text_overlap import overlap, sample_windows
 
 
 def test_the_built_in_texts_share_no_kind_and_no_passage() -> None:

@@ -27,9 +27,9 @@ from quant.calibration import imatrix, moments, moments_writer
 from quant.calibration.imatrix_collector import ImatrixCollector
 from quant.calibration.imatrix_writer import build_imatrix_file
 from quant.calibration.moments_writer import MomentSums
+from quant.calibration.text_overlap import sample_windows
 from quant.calibration.text_record import TextRecord
 from quant.certificate import certificate
-from quant.evaluation.text_overlap import sample_windows
 from quant.folds import folded_plan
 from quant.model_file import read_header
 from quant.quantize import write

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from quant.evaluation.text_overlap import (
+from quant.calibration.text_overlap import (
     SAMPLE_SIZE,
     WINDOW_BYTES,
     merge_samples,
@@ -52,7 +52,7 @@ def test_samples_of_parts_are_merged() -> None:
 def test_a_long_text_is_hashed_in_parts_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     text = words(400, 6)
     whole = sample_windows([text])
-    monkeypatch.setattr("quant.evaluation.text_overlap.PART_BYTES", 100)
+    monkeypatch.setattr("quant.calibration.text_overlap.PART_BYTES", 100)
     assert sample_windows([text]) == whole
 
 
