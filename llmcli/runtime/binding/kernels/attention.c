@@ -100,8 +100,10 @@ static Attention attention(const struct ggml_tensor * op, int threads) {
         + padded(VALUES * of.value_size) + of.sharing * CHUNK + 2 * padded(of.sharing * of.value_size);
     of.partial = padded(of.value_size) + 16;
     of.splits = of.chunks > 1 && of.streams * of.rows * of.pairs < UNITS_PER_THREAD * threads;
-    of.is_tiled = !of.splits && of.rows >= LEAST_TILED;
-    if (of.is_tiled) of.scratch += tile_floats(&of);
+    const bool may_be_tiled = of.rows >= LEAST_TILED;
+    of.is_tiled = may_be_tiled && !of.splits;
+    // also if it splits: OpenMP may start fewer threads than the memory was reserved for
+    if (may_be_tiled) of.scratch += tile_floats(&of);
     return of;
 }
 
