@@ -78,9 +78,13 @@ def frozen_date() -> str:
 
 
 def write_file() -> None:
-    """Write settings.json with the values of the code and today's date."""
-    content = SettingsFile(datetime.now(UTC).strftime("%Y-%m-%d"), settings_in_use())
-    FILE.write_text(json.dumps(asdict(content), indent=1) + "\n", encoding="utf-8")
+    """Write settings.json with the values of the code and today's date, one line for each value."""
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in settings_in_use().items()
+    ]
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    text = f'{{\n "date": "{date}",\n "settings": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+    FILE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
