@@ -9,7 +9,7 @@ bytes, and writes only the inputs whose mark is missing or wrong.
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +26,7 @@ from quant.calibration.moments import (
     SQUARES_SUFFIX,
     MomentsOrigin,
 )
+from quant.calibration.text_record import TextRecord
 from quant.calibration.triangle import Triangle, triangle_size
 from quant.disk_space import require_disk_space
 from quant.errors import UserError
@@ -115,7 +116,7 @@ class MomentsWriter:
     """
 
     def __init__(self, out: Path, origin: MomentsOrigin, inputs: Sequence[MomentsInput]) -> None:
-        self.out, self.inputs = out, tuple(inputs)
+        self.out, self.inputs, self.origin = out, tuple(inputs), origin
         self.part_path = out.with_name(f".{out.name}.part")
         self.layout = _layout(origin, self.inputs)
         self._slots = {slot.name: slot for slot in self.layout.slots}
@@ -137,9 +138,15 @@ class MomentsWriter:
         """Open an earlier run's file if its header is identical, else start a new file."""
         if self.part_path.is_file():
             self._file = open_without_links(self.part_path, "r+b")
-            if self._file.read(len(self.layout.header)) == self.layout.header:
-                self._finished = set(filter(self._is_intact, range(len(self.inputs))))
-                return
+            # earlier versions recorded only the names of the texts
+            names_only = replace(self.origin, text=TextRecord(self.origin.text.names))
+            for file_layout in (self.layout, _layout(names_only, self.inputs)):
+                self._file.seek(0)
+                if self._file.read(len(file_layout.header)) == file_layout.header:
+                    self.layout = file_layout
+                    self._slots = {slot.name: slot for slot in file_layout.slots}
+                    self._finished = set(filter(self._is_intact, range(len(self.inputs))))
+                    return
             self._file.close()
             self.part_path.unlink()
         require_disk_space(

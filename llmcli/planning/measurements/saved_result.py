@@ -4,21 +4,15 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
 from llmcli.errors import UserError
-from quant.json_dataclasses import decode_value, parse_object, read_file
+from quant.json_dataclasses import decode_value, encode_value, parse_object, read_file
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Result = TypeVar("Result", bound=DataclassInstance)
-else:
-    Result = TypeVar("Result")
+Result = TypeVar("Result")  # a dataclass
 
 MAX_FILE_BYTES = 1 << 12  # maximum size of the file of a result
 
@@ -42,9 +36,10 @@ def read_or_measure(
         return result
     result, is_steady = measure()
     if is_steady:
+        fields: Any = encode_value(result)
         # if the result cannot be saved, the next run measures again
         with suppress(UserError):
-            write_atomically(path, (json.dumps({"version": 1, **asdict(result)}) + "\n").encode())
+            write_atomically(path, (json.dumps({"version": 1, **fields}) + "\n").encode())
     return result
 
 
