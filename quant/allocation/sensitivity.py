@@ -47,6 +47,7 @@ from quant.calibration.statistics import InputStatistics
 from quant.errors import UserError
 from quant.formats import activation_rounding
 from quant.json_dataclasses import decode_value, parse_value
+from quant.methods import METHODS
 from quant.native import ggml
 from quant.quantize.pipeline import encode_rows
 from quant.quantize.plan import Plan, TensorPlan
@@ -308,6 +309,8 @@ class SensitivityRun:
                 )
                 self.run_store.append({number: json.dumps(record).encode()})
             yield name
+        for method in METHODS.values():
+            method.free_memory()
 
     def sensitivities(self, probes: Sequence[SensitivityProbe]) -> dict[str, TensorSensitivity]:
         """Return the sensitivity of every tensor that has a choice of types, by name, with the

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from quant.calibration.text_record import TextRecord
 from quant.errors import UserError, list_first
@@ -266,10 +266,11 @@ def _read_gguf(path: Path, digest: str) -> Imatrix:
     if not entries:
         raise UserError(f"{path} contains no sums", hint=REMAKE_HINT)
     chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS_KEY, CHUNK_SIZE_KEY))
+    windows = _array(keys, WINDOWS_KEY, "uint32")
     text = TextRecord(
         _strings(keys, DATASETS_KEY),
         _strings(keys, KINDS_KEY),
-        tuple(map(int, _array(keys, WINDOWS_KEY, "uint32"))),
+        tuple(map(int, windows.read_values())) if windows else (),
     )
     return Imatrix(
         path,
@@ -283,20 +284,18 @@ def _read_gguf(path: Path, digest: str) -> Imatrix:
     )
 
 
-def _array(keys: Mapping[str, header.MetadataField], key: str, kind: str) -> Sequence[Any]:
-    """Return the elements of a metadata array; none if there is no array of this kind."""
+def _array(
+    keys: Mapping[str, header.MetadataField], key: str, kind: str
+) -> header.GgufArray | None:
+    """Return a metadata array of this kind of elements; None if there is none."""
     value = keys[key].value if key in keys else None
-    if not isinstance(value, header.GgufArray) or value.kind != kind:
-        return []
-    return list(value.read_values())
+    return value if isinstance(value, header.GgufArray) and value.kind == kind else None
 
 
 def _strings(keys: Mapping[str, header.MetadataField], key: str) -> tuple[str, ...]:
     """Return the strings of a metadata array; none if there is none."""
-    value = keys[key].value if key in keys else None
-    if not isinstance(value, header.GgufArray) or value.kind != "string":
-        return ()
-    return tuple(text.decode("utf-8", "replace") for text in value.read_strings())
+    array = _array(keys, key, "string")
+    return tuple(text.decode("utf-8", "replace") for text in array.read_strings()) if array else ()
 
 
 def _count(path: Path, field: header.MetadataField) -> int:

@@ -17,6 +17,7 @@ WINDOW_BYTES = 48  # about eight words: shorter phrases occur in unrelated texts
 SAMPLE_SIZE = 1 << 14  # hashes of a sample; the standard error of a share is below 0.004
 PART_BYTES = 1 << 20  # that are hashed at a time
 MULTIPLIER = 0x9E3779B97F4A7C15  # of the polynomial hash, odd
+INVERSE = pow(MULTIPLIER, -1, 1 << 64)
 
 
 def sample_windows(texts: Iterable[str]) -> tuple[int, ...]:
@@ -28,6 +29,8 @@ def sample_windows(texts: Iterable[str]) -> tuple[int, ...]:
         data = np.frombuffer(" ".join(text.casefold().split()).encode(), np.uint8)
         for start in range(0, max(0, len(data) - WINDOW_BYTES + 1), PART_BYTES):
             hashes = _hash_windows(data[start : start + PART_BYTES + WINDOW_BYTES - 1])
+            if len(smallest) == SAMPLE_SIZE:
+                hashes = hashes[hashes < smallest[-1]]
             smallest = np.unique(np.concatenate([smallest, hashes]))[:SAMPLE_SIZE]
     return tuple(map(int, smallest))
 
@@ -50,15 +53,28 @@ def overlap(sample: Sequence[int], other: Sequence[int]) -> float | None:
 
 
 def _hash_windows(data: "NDArray[np.uint8]") -> "NDArray[np.uint64]":
-    """Return the hash of each window of `data`, below 2^32."""
+    """Return the hash of each window of `data`, below 2^32.
+
+    The sum of byte k times INVERSE^k over a window that begins at `at` is a difference of two
+    running sums over all bytes, times MULTIPLIER^at (all modulo 2^64).
+    """
     import numpy as np
 
     count = len(data) - WINDOW_BYTES + 1
-    hashes = np.zeros(count, np.uint64)
-    for offset in range(WINDOW_BYTES):
-        hashes *= np.uint64(MULTIPLIER)
-        hashes += data[offset : offset + count]
+    sums = np.zeros(len(data) + 1, np.uint64)
+    np.cumsum(data * _powers(INVERSE, len(data)), out=sums[1:])
+    hashes = (sums[WINDOW_BYTES:] - sums[:count]) * _powers(MULTIPLIER, count)
     hashes ^= hashes >> np.uint64(29)  # the upper bits of a sum of products are the best mixed
     hashes *= np.uint64(MULTIPLIER)
     result: NDArray[np.uint64] = hashes >> np.uint64(32)
     return result
+
+
+def _powers(base: int, count: int) -> "NDArray[np.uint64]":
+    """Return the powers of `base` with the exponents 0 to count - 1, modulo 2^64."""
+    import numpy as np
+
+    factors = np.full(count, base, np.uint64)
+    factors[:1] = 1
+    powers: NDArray[np.uint64] = np.multiply.accumulate(factors)
+    return powers

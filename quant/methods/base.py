@@ -76,6 +76,9 @@ class Method(ABC):
         """
         return None
 
+    def free_memory(self) -> None:  # noqa: B027 (most methods keep nothing)
+        """Free what encoders have kept for later encoders."""
+
     @abstractmethod
     def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
         """Return the encoder of one tensor's rows. It is made once for each tensor, and several

@@ -101,6 +101,10 @@ class Gptq(Method):
         """Return the encoder of one tensor's rows."""
         return _TensorEncoder(format, statistics)
 
+    def free_memory(self) -> None:
+        """Free the factors of the latest second moments."""
+        FACTORS.clear()
+
     def report(self, encoder: RowEncoder) -> MethodReport | None:
         """Return how many rows got the codes of search, and the damping."""
         return encoder.report if isinstance(encoder, _TensorEncoder) else None

@@ -46,11 +46,12 @@ def limit_workers(threads: int) -> Iterator[None]:
     """Let worker_count() return `threads` within the block, in all threads, because the user has
     asked for so many. 0: no limit.
     """
-    _limits.append(threads or worker_count())
+    count = threads or worker_count()
+    _limits.append(count)
     try:
         yield
     finally:
-        _limits.pop()
+        _limits.remove(count)  # not the last one: blocks in several threads end in any order
 
 
 def _read_quota(group: ControlGroup) -> float | None:

@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quant.methods import METHODS
 from quant.methods.base import RowEncoder
 from quant.native import ggml
 from quant.native.processors import limit_workers, worker_count
@@ -99,6 +100,8 @@ def encode_rows(
             budget.close()
             pool.shutdown(wait=False, cancel_futures=True)
             reader.join(READ_JOIN_SECONDS)
+            for method in METHODS.values():
+                method.free_memory()
 
 
 class _ByteBudget:

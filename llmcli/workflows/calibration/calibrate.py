@@ -55,10 +55,10 @@ class CalibrationRequest:
     """A request to calibrate a model.
 
     `model`: the model that reads `text`. `fingerprint`: the source's fingerprint, which the files
-    record. `text_record`: what they record about the text. `out`: the imatrix file. `moments`: the file for second
-    moments; None: collect none. `memory_bytes`: maximum memory for second moments; None: a fraction
-    of the free memory. `fresh`: ignore the state of an interrupted run. `weights`: the weights for
-    which statistics are collected; None: all.
+    record. `text_record`: what they record about the text. `out`: the imatrix file. `moments`: the
+    file for second moments; None: collect none. `memory_bytes`: maximum memory for second moments;
+    None: a fraction of the free memory. `fresh`: ignore the state of an interrupted run. `weights`:
+    the weights for which statistics are collected; None: all.
     """
 
     model: EvaluationSide

@@ -135,7 +135,8 @@ def certify(
             allocation_text=verify.AllocationText(
                 str(text),
                 int(allocation["chunks"]) + int(allocation["held_out_chunks"]),
-                _describe_text(str(text), str(allocation.get("text_file", ""))),
+                # a plan file may come from a stranger, so no file that it names is read
+                _describe_text(str(text), "" if "plan" in mix_fields else allocation["text_file"]),
             ),
         )
     certificate = verify.verify(plan, out, request, config, ui)

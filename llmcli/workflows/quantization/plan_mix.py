@@ -159,7 +159,6 @@ def _build_allocated_plan(
         "target_bytes": result.budget.max_bytes,
         "expected_kld": result.expected_kld,
         "text": text_digest,
-        "text_file": str(size.text) if size.text else "",
         "chunks": probe_text.probe_chunks,
         "held_out_chunks": probe_text.held_out_chunks,
         "probe": size.probe_unit,
@@ -179,7 +178,11 @@ def _build_allocated_plan(
         allocation,
     )
     _print_notes(nbytes, result, size, ui)
-    allocation_json = {**allocation, "elapsed_ms": result.seconds * 1000}
+    allocation_json = {
+        **allocation,
+        "text_file": str(size.text) if size.text else "",
+        "elapsed_ms": result.seconds * 1000,
+    }
     return plan, mix, {"target_bytes": result.budget.max_bytes, "allocation": allocation_json}
 
 

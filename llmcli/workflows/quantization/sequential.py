@@ -226,8 +226,8 @@ class _BlockwiseRun:
     def _print_forecast(self, text: "TextChunks", record: "TextRecord", passes: int) -> None:
         """Print how many times the text will be read."""
         self.ui.note(
-            f"--sequential: {text.ids.size:,} tokens of {record.names[0]} are read {passes} times, each "
-            "time up to the next group of tensors; the same command resumes an interrupted run, "
+            f"--sequential: {text.ids.size:,} tokens of {record.names[0]} are read {passes} times, "
+            "each time up to the next group of tensors; the same command resumes an interrupted run, "
             "`llmcli gc` deletes it"
         )
 

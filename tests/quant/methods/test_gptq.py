@@ -304,6 +304,9 @@ def test_an_input_is_factored_once_for_all_its_weights_and_types(
     assert len(counted) == 1
     encode("gptq", "Q4_K", rows, make_statistics(correlated_moments(256, seed=5), tmp_path))
     assert len(counted) == 2
+    METHODS["gptq"].free_memory()
+    encode("gptq", "Q4_K", rows, statistics)
+    assert len(counted) == 3
 
 
 def test_each_expert_uses_its_own_moments(tmp_path: Path) -> None:

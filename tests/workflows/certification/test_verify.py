@@ -21,6 +21,7 @@ from llmcli import config
 from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.runtime.binding.model import open_model
 from llmcli.ui import UI
+from llmcli.workflows.calibration import texts
 from llmcli.workflows.certification import certify, verify
 from quant import folds
 from quant.calibration import imatrix, moments, moments_writer
@@ -33,7 +34,7 @@ from quant.certificate import certificate
 from quant.folds import folded_plan
 from quant.model_file import read_header
 from quant.quantize import write
-from quant.quantize.plan import plan_quantization
+from quant.quantize.plan import Plan, plan_quantization
 from quant.recipes import tensor_types
 from quant.recipes.tensor_types import TypeOverrides
 from tests.fixtures.cli import Done
@@ -355,20 +356,26 @@ def test_moments_that_chose_folds_are_listed_for_every_method(
     ]
 
 
-def test_verifying_with_the_text_that_chose_the_types_is_marked(
-    stories_gguf: Path, tmp_path: Path, text: Path
-) -> None:
+def mixed_plan(stories_gguf: Path) -> Plan:
+    """Return a plan with a mix of types, as a target size or a plan file gives one."""
     source = write.open_gguf(stories_gguf)
     present = [(tensor.name, tensor.shape, tensor.type) for tensor in source.weights]
     types = {
         name: "F16" if shape[0] % 32 else "Q8_0" if name.endswith("_q.weight") else "Q4_0"
         for name, shape, _ in tensor_types.quantizable_tensors(present, source.facts)
     }
-    plan = plan_quantization(source, "Q4_0", TypeOverrides(mix=types))
+    return plan_quantization(source, "Q4_0", TypeOverrides(mix=types))
+
+
+def test_verifying_with_the_text_that_chose_the_types_is_marked(
+    stories_gguf: Path, tmp_path: Path, text: Path
+) -> None:
+    plan = mixed_plan(stories_gguf)
     out = tmp_path / "mixed.gguf"
     report = write.write_model(plan, out, threads=1)
     digest = hashlib.sha256(text.read_text().removesuffix("\n").encode()).hexdigest()[:32]
-    document = {"allocation": {"text": digest, "chunks": 4, "held_out_chunks": 4, "quick": False}}
+    allocation = {"text": digest, "chunks": 4, "held_out_chunks": 4, "quick": False}
+    document = {"allocation": allocation | {"text_file": str(text)}}
     certified = certify.certify(
         plan, out, report, verify.VerifyRequest(text, 2, 1), document, config.load_config(), UI()
     )
@@ -381,7 +388,32 @@ def test_verifying_with_the_text_that_chose_the_types_is_marked(
         8,
         True,
     )
-    assert types.items() <= {tensor.name: tensor.type for tensor in result.tensors}.items()
+    assert statistics.overlap == 1.0
+    kinds = {tensor.name: tensor.type for tensor in result.tensors}
+    assert {step.weight.name: step.type for step in plan.steps}.items() <= kinds.items()
+
+
+def test_a_file_that_a_plan_names_is_not_read(
+    stories_gguf: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan file may come from a stranger."""
+    plan = mixed_plan(stories_gguf)
+    out = tmp_path / "mixed.gguf"
+    report = write.write_model(plan, out, threads=1)
+    allocation = {"text": "0" * 32, "chunks": 4, "held_out_chunks": 4, "quick": False}
+    monkeypatch.setattr(texts, "read_user_texts", lambda paths: pytest.fail(f"read {paths}"))
+    certified = certify.certify(
+        plan,
+        out,
+        report,
+        verify.VerifyRequest(text, 2, 1),
+        {"plan": "their.json", "allocation": allocation | {"text_file": str(text)}},
+        config.load_config(),
+        UI(),
+    )
+    assert certified is not None
+    (statistics,) = certified.certificate.steering
+    assert (statistics.kind, statistics.overlap) == ("mix", None)
 
 
 def test_invalid_arguments_are_an_error_before_the_file_is_written(

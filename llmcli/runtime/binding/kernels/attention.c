@@ -4,7 +4,7 @@
 // ggml-cpu/ops.cpp). Here a cell is decoded to floats once for all query heads that share it. The visible cells of a
 // token are divided into chunks of CHUNK cells. Each chunk has a softmax of its own, and the chunks are merged in their
 // order (online softmax, https://arxiv.org/abs/1805.02867). If there are few tokens, the threads share out the chunks,
-// else the tokens. Of many tokens, TILE_ROWS are computed together: a cell is decoded once for all of them. The result of
+// else the tokens. Of many tokens, up to TILE_ROWS are computed together: a cell is decoded once for all of them. The result of
 // a token has the same bits each way, whatever other tokens, empty cells and threads there are.
 #include "attention.h"
 
@@ -14,8 +14,8 @@
 #define VALUES 32        // cells whose values are decoded at a time
 #define MOST_SIZE 256    // numbers of a head
 #define MOST_SHARING 16  // query heads that share keys and values
-#define TILE_ROWS 32     // tokens that are computed together
-#define LEAST_TILED 8    // fewer tokens are computed alone
+#define TILE_ROWS 32     // tokens that are computed together at most
+#define LEAST_TILED 4    // fewer are computed alone
 #define AHEAD 16         // cells that are fetched ahead
 #define UNITS_PER_THREAD 4  // with fewer tokens and heads for each thread, chunks are shared out
 #define CHUNKS_PER_THREAD 2
@@ -32,7 +32,7 @@ typedef struct {
     // memory in floats: of each thread, and of the result of a chunk
     int64_t scratch, partial;
     bool splits;  // whether the threads share out chunks
-    bool is_tiled;  // whether tokens are computed together
+    int64_t tile_rows;  // tokens that are computed together; 0: each is computed alone
 } Attention;
 
 // A chunk of the cells that a row sees. `keys` and `values`: decoded, or NULL.
@@ -91,7 +91,7 @@ static Attention attention(const struct ggml_tensor * op, int threads) {
         op, query, key, value, op->src[3], op->src[4], decoder(key->type), decoder(value->type), 0, 0, 0,
         row_bytes(key), row_bytes(value),
         key->ne[0], value->ne[0], query->ne[1], query->ne[3], query->ne[2], key->ne[2],
-        query->ne[2] / key->ne[2], key->ne[1], (key->ne[1] + CHUNK - 1) / CHUNK, 0, 0, false, false};
+        query->ne[2] / key->ne[2], key->ne[1], (key->ne[1] + CHUNK - 1) / CHUNK, 0, 0, false, 0};
     memcpy(&of.scale, op->op_params, sizeof(float));
     memcpy(&of.max_bias, op->op_params + 1, sizeof(float));
     memcpy(&of.cap, op->op_params + 2, sizeof(float));
@@ -99,11 +99,12 @@ static Attention attention(const struct ggml_tensor * op, int threads) {
     of.scratch = padded(of.cells) + padded(of.sharing * of.key_size) + padded(KEYS * of.key_size)
         + padded(VALUES * of.value_size) + of.sharing * CHUNK + 2 * padded(of.sharing * of.value_size);
     of.partial = padded(of.value_size) + 16;
-    of.splits = of.chunks > 1 && of.streams * of.rows * of.pairs < UNITS_PER_THREAD * threads;
-    const bool may_be_tiled = of.rows >= LEAST_TILED;
-    of.is_tiled = may_be_tiled && !of.splits;
-    // also if it splits: OpenMP may start fewer threads than the memory was reserved for
-    if (may_be_tiled) of.scratch += tile_floats(&of);
+    const int64_t tasks = of.streams * of.rows * of.pairs, shared_out = UNITS_PER_THREAD * threads;
+    of.splits = of.chunks > 1 && tasks < shared_out;
+    if (of.rows < LEAST_TILED) return of;
+    const int64_t tile_rows = least_of(least_of(TILE_ROWS, of.rows), tasks / shared_out);  // so that no thread is idle
+    if (tile_rows >= LEAST_TILED) of.tile_rows = tile_rows;
+    of.scratch += tile_floats(&of);  // in any case: OpenMP may start fewer threads than the memory was reserved for
     return of;
 }
 
@@ -115,7 +116,7 @@ static Scratch scratch(const Attention * of, float * memory) {
     out.scores = out.values + padded(VALUES * of->value_size);
     out.chunk = out.scores + of->sharing * CHUNK;
     out.total = out.chunk + padded(of->sharing * of->value_size);
-    if (of->is_tiled) {
+    if (of->tile_rows) {
         float * rest = out.total + padded(of->sharing * of->value_size);
         out.tile = (TileScratch *)rest;
         rest += padded(sizeof(TileScratch) / sizeof(float) + 1);
@@ -465,21 +466,22 @@ void compute_attention(
     Scratch in = scratch(&of, memory + of.scratch * params->ith);
     // All heads of a chunk are computed by the same thread if there are enough chunks: their cells are side by side.
     const int64_t pairs = of.splits && of.chunks >= CHUNKS_PER_THREAD * params->nth ? of.pairs : 1;
-    const int64_t rows = of.streams * of.rows, tiles = (of.rows + TILE_ROWS - 1) / TILE_ROWS;
-    const int64_t units = of.is_tiled ? of.streams * tiles * of.pairs
-                                      : rows * of.pairs / pairs * (of.splits ? of.chunks : 1);
-    const bool is_shared_beforehand = of.cells <= FEW_CELLS && !of.is_tiled;
+    const int64_t rows = of.streams * of.rows;
+    const int64_t tiles = of.tile_rows ? (of.rows + of.tile_rows - 1) / of.tile_rows : 0;  // of a stream
+    const int64_t units = of.tile_rows ? of.streams * tiles * of.pairs
+                                       : rows * of.pairs / pairs * (of.splits ? of.chunks : 1);
+    const bool is_shared_beforehand = of.cells <= FEW_CELLS && !of.tile_rows;
     if (!is_shared_beforehand) {
         if (params->ith == 0) ggml->chunk_set(params->threadpool, params->nth);
         ggml->barrier(params->threadpool);
     }
     for (int64_t u = params->ith; u < units;
          u = is_shared_beforehand ? u + params->nth : ggml->chunk_add(params->threadpool, 1)) {
-        if (of.is_tiled) {
+        if (of.tile_rows) {
             const int64_t tile = units - 1 - u;  // the last ones see most cells
-            const int64_t first = tile / of.pairs % tiles * TILE_ROWS;
+            const int64_t first = tile / of.pairs % tiles * of.tile_rows;
             compute_tile(
-                &of, &in, tile / of.pairs / tiles * of.rows + first, least_of(TILE_ROWS, of.rows - first),
+                &of, &in, tile / of.pairs / tiles * of.rows + first, least_of(of.tile_rows, of.rows - first),
                 tile % of.pairs);
             continue;
         }
