@@ -73,4 +73,5 @@ def test_scores_of_pairs_equal_those_of_transformers(tmp_path: Path) -> None:
         assert ids == [oracle.encode(TEXTS[0], text).ids for text in TEXTS[1:]]
         scores, _ = embed(embedder, ids)
     expected = [families.theirs(folder, tokens, "scores")[0] for tokens in ids]
-    np.testing.assert_allclose(scores, expected, rtol=2e-3)
+    # llama.cpp reads GELU from a table of f16 values.
+    np.testing.assert_allclose(scores, expected, atol=5e-3)
