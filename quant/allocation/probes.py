@@ -1,7 +1,7 @@
 """Probes: sets of tensors that are quantized together, while the rest of the model stays unchanged,
 to measure how far the model then diverges from the original.
 
-There are three kinds of probes:
+There are four kinds of probes:
 
 - Single tensors and groups of a layer (q with k, gate with up), in plain codes near PROBE_BITS bits
   per value. Plain codes use neither the run's quantization method nor its importance, so the
@@ -10,13 +10,16 @@ There are three kinds of probes:
   PROBE_BITS bits and near COARSE_PROBE_BITS bits. They correct two errors of prediction. A method's
   error is predicted from the moments that it optimized for, and is larger on other text. The cost
   of two bits is not a fixed multiple of the cost of four bits.
+- All tensors of a role that may get an IQ type, in the one nearest to CODEBOOK_PROBE_BITS. Their
+  codes come from a codebook, by another search than those of other types, so that other errors of
+  prediction belong to them.
 - An embedding that is also the output head, in each type that it may get. Its rows are looked up,
   where the plain error counts, and multiplied, where the error weighted by the moments counts.
   Which of the two matters more depends on the model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quant.native import ggml
 from quant.recipes import tensor_types
@@ -32,14 +35,19 @@ LEGACY_TYPES = (
     "Q5_1",
     "Q8_0",
 )  # for rows whose length is no multiple of 256
+# IQ types, for tensors with statistics of their input: without them their search finds bad codes.
+IQ_TYPES = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS")
+LEGACY_IQ_TYPES = ("IQ4_NL",)
 # A probe uses the type nearest to this many bits per value. Its errors are large enough to measure,
 # but small enough that the divergence still grows with their square.
 PROBE_BITS = 4.5
 # bits per value of the second probe of a role
 COARSE_PROBE_BITS = 2.6
-GROUP_OF_ROLE = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
+# bits per value of the probe of a role in an IQ type
+CODEBOOK_PROBE_BITS = 3.0
 # First numbers of the probes in the run's own codes. Smaller numbers are those of plain codes.
-FIRST_ROLE_PROBE, FIRST_COARSE_PROBE, FIRST_TYPE_PROBE = 1 << 28, 3 << 27, 1 << 29
+FIRST_ROLE_PROBE, FIRST_COARSE_PROBE, FIRST_CODEBOOK_PROBE = 1 << 28, 3 << 27, 7 << 26
+FIRST_TYPE_PROBE = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,8 @@ class SensitivityProbe:
 
     The codes come from the run's own quantization method if `uses_run_codes` is set, else they are
     plain codes. All tensors get the type `kind`. If `kind` is empty, each tensor gets its possible
-    type that is nearest to `bits` bits per value.
+    type that is nearest to `bits` bits per value, among IQ types if `uses_codebook` is set, else
+    among the others.
     """
 
     number: int
@@ -57,12 +66,18 @@ class SensitivityProbe:
     uses_run_codes: bool = False
     kind: str = ""
     bits: float = PROBE_BITS
+    uses_codebook: bool = False
+
+    def type_of(self, kinds: Sequence[str]) -> str:
+        """Return the type that a tensor with the possible types `kinds` gets in this probe."""
+        return self.kind or nearest_type(kinds_of_probe(kinds, self.uses_codebook), self.bits)
 
     @property
     def label(self) -> str:
         """Description of the probe for messages."""
         if self.uses_run_codes and len(self.names) > 1:
-            return f"{len(self.names)} tensors of {tensor_types.tensor_role(self.names[0])} near {self.bits} bits"
+            kinds = " in IQ types" if self.uses_codebook else ""
+            return f"{len(self.names)} tensors of {tensor_types.tensor_role(self.names[0])} near {self.bits} bits{kinds}"
         return " ".join([", ".join(self.names), self.kind]).strip()
 
 
@@ -76,7 +91,7 @@ def tensor_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
     groups: dict[tuple[int, str], list[str]] = {}
     for name in types:
         role = tensor_types.tensor_role(name)
-        group = GROUP_OF_ROLE.get(role, "") if grouped else ""
+        group = tensor_types.GROUP_OF_ROLE.get(role, "") if grouped else ""
         groups.setdefault(
             (tensor_types.tensor_order(name)[0], group) if group else (-2, name), []
         ).append(name)
@@ -86,31 +101,36 @@ def tensor_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
 
 def role_probes(types: TypeChoices) -> list[SensitivityProbe]:
     """Return one probe near PROBE_BITS for each role that has tensors with a choice of types. Add a
-    second probe near COARSE_PROBE_BITS for the tensors of a role that have a different type there.
+    second probe near COARSE_PROBE_BITS for the tensors of a role that have a different type there,
+    and a third one for those that may get an IQ type.
     """
     names_by_role: dict[str, list[str]] = {}
     for name, kinds in types.items():
         if len(kinds) > 1 and name != tied_embedding(types):
             names_by_role.setdefault(tensor_types.tensor_role(name), []).append(name)
-    fine_probes = [
-        SensitivityProbe(FIRST_ROLE_PROBE + number, tuple(names), uses_run_codes=True)
-        for number, names in enumerate(names_by_role.values())
-    ]
-    coarse_names = [
-        [
-            name
-            for name in probe.names
-            if nearest_type(types[name], COARSE_PROBE_BITS) != nearest_type(types[name])
-        ]
-        for probe in fine_probes
-    ]
-    return fine_probes + [
-        SensitivityProbe(
-            FIRST_COARSE_PROBE + number, tuple(names), uses_run_codes=True, bits=COARSE_PROBE_BITS
+    fine, coarse, codebook = [], [], []
+    for number, names in enumerate(names_by_role.values()):
+        fine_probe = SensitivityProbe(FIRST_ROLE_PROBE + number, tuple(names), uses_run_codes=True)
+        fine.append(fine_probe)
+        coarse_probe = replace(
+            fine_probe, number=FIRST_COARSE_PROBE + number, bits=COARSE_PROBE_BITS
         )
-        for number, names in enumerate(coarse_names)
-        if names
-    ]
+        coarse_names = tuple(
+            name
+            for name in names
+            if coarse_probe.type_of(types[name]) != fine_probe.type_of(types[name])
+        )
+        coarse += [replace(coarse_probe, names=coarse_names)] if coarse_names else []
+        iq_names = tuple(name for name in names if any(map(is_codebook_type, types[name])))
+        codebook_probe = replace(
+            fine_probe,
+            number=FIRST_CODEBOOK_PROBE + number,
+            names=iq_names,
+            bits=CODEBOOK_PROBE_BITS,
+            uses_codebook=True,
+        )
+        codebook += [codebook_probe] if iq_names else []
+    return fine + coarse + codebook
 
 
 def type_probes(types: TypeChoices) -> list[SensitivityProbe]:
@@ -125,7 +145,7 @@ def type_probes(types: TypeChoices) -> list[SensitivityProbe]:
 
 
 def all_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
-    """Return the probes of all three kinds: tensors or groups, then roles, then types."""
+    """Return the probes of all kinds: tensors or groups, then roles, then types."""
     return [*tensor_probes(types, grouped), *role_probes(types), *type_probes(types)]
 
 
@@ -149,6 +169,19 @@ def probe_type(weight: Weight) -> str:
             if kind != weight.type and not weight.columns % ggml.block_size(kind).values
         ]
     )
+
+
+def is_codebook_type(kind: str) -> bool:
+    """Return whether a type is an IQ type."""
+    return kind.startswith("IQ")
+
+
+def kinds_of_probe(kinds: Sequence[str], uses_codebook: bool) -> list[str]:
+    """Return the IQ types among `kinds`, or with `uses_codebook` unset the others. Return all of
+    `kinds` if there are none of the wanted ones.
+    """
+    wanted = [kind for kind in kinds if is_codebook_type(kind) == uses_codebook]
+    return wanted or list(kinds)
 
 
 def nearest_type(kinds: Sequence[str], target_bits: float = PROBE_BITS) -> str:

@@ -24,7 +24,8 @@ or rows, one hundredth of all: the error that would vanish if these were not qua
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,11 +36,13 @@ from numpy.typing import NDArray
 
 from quant.allocation.allocate import TypeMenu, TypeOption
 from quant.allocation.probes import (
+    IQ_TYPES,
     K_QUANT_TYPES,
+    LEGACY_IQ_TYPES,
     LEGACY_TYPES,
     SensitivityProbe,
     bits_per_value,
-    nearest_type,
+    is_codebook_type,
     probe_type,
     tied_embedding,
 )
@@ -49,6 +52,7 @@ from quant.formats import activation_rounding
 from quant.json_dataclasses import decode_value, parse_value
 from quant.methods import METHODS
 from quant.native import ggml
+from quant.native.processors import limit_workers, worker_count
 from quant.quantize.pipeline import encode_rows
 from quant.quantize.plan import Plan, TensorPlan
 from quant.recipes import tensor_types
@@ -156,11 +160,15 @@ def parse_errors(name: str, raw: bytes, path: Path) -> TensorSensitivity:
         ) from None
 
 
-def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+def type_options(
+    source: Source, types: Sequence[str] = (), guided: Collection[str] = ()
+) -> dict[str, tuple[str, ...]]:
     """Return the types that each quantizable tensor may get, by tensor name.
 
     These are the types in `types` that fit the row length. If `types` is empty, they are the
-    k-quants, or the legacy types for rows whose length is not a multiple of 256. Tensors of layers
+    k-quants, or the legacy types for rows whose length is not a multiple of 256; and IQ types for
+    the tensors in `guided`, whose input has statistics. An embedding gets no IQ type by default,
+    because their search takes minutes on so many rows. Tensors of layers
     that predict further tokens have no choice, because the measured model does not run them. Raises
     UserError if no tensor has a choice, or if no type in `types` fits some tensor.
     """
@@ -174,8 +182,8 @@ def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[s
             fitting_type = tensor_types.fit_row_length(tensor_types.PREDICTION_TYPE, shape[0]).type
             choices[name] = (fitting_type,)
             continue
-        candidates = types or (
-            LEGACY_TYPES if shape[0] % ggml.block_size("Q4_K").values else K_QUANT_TYPES
+        candidates = types or default_types(
+            shape[0], guided=name in guided and name not in tensor_types.EMBEDDING_NAMES
         )
         possible = tuple(kind_name for kind_name in candidates if _divides(kind_name, shape[0]))
         if not possible and types:
@@ -191,6 +199,15 @@ def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[s
             hint="choose a type with -t, or other --types",
         )
     return choices
+
+
+def default_types(length: int, *, guided: bool) -> tuple[str, ...]:
+    """Return the types that a tensor with rows of `length` values may get by default. `guided`: the
+    tensor's input has statistics.
+    """
+    if length % ggml.block_size("Q4_K").values:
+        return LEGACY_TYPES + (LEGACY_IQ_TYPES if guided else ())
+    return K_QUANT_TYPES + (IQ_TYPES if guided else ())
 
 
 def _divides(kind: str, length: int) -> bool:
@@ -288,11 +305,7 @@ class SensitivityRun:
         """
         for number, name in enumerate(self.open_names):
             if number not in self.run_store.numbers:
-                probe_error = self._measure_error(self.probe_steps[name], name)
-                errors = {
-                    kind: self._measure_error(self.step(name, kind), name)
-                    for kind in self.types[name]
-                }
+                probe_error, errors = self._measure_errors_of(name)
                 is_tied = name == tied_embedding(self.types)
                 record = (
                     {
@@ -311,6 +324,15 @@ class SensitivityRun:
             yield name
         for method in METHODS.values():
             method.free_memory()
+
+    def _measure_errors_of(self, name: str) -> tuple[_CodeError, dict[str, _CodeError]]:
+        """Return the errors of a tensor's plain codes, and of its codes of each type. Threads share
+        the types.
+        """
+        steps = [self.probe_steps[name], *(self.step(name, kind) for kind in self.types[name])]
+        with limit_workers(self.threads), ThreadPoolExecutor(worker_count()) as pool:
+            probe_error, *errors = pool.map(self._measure_error, steps, [name] * len(steps))
+        return probe_error, dict(zip(self.types[name], errors, strict=True))
 
     def sensitivities(self, probes: Sequence[SensitivityProbe]) -> dict[str, TensorSensitivity]:
         """Return the sensitivity of every tensor that has a choice of types, by name, with the
@@ -343,7 +365,7 @@ class SensitivityRun:
                 for name, tensor in tensors.items()
             }
         if probe.uses_run_codes:
-            kinds = {name: nearest_type(self.types[name], probe.bits) for name in tensors}
+            kinds = {name: probe.type_of(self.types[name]) for name in tensors}
             predicted = sum(tensor.predicted_kld(kinds[name]) for name, tensor in tensors.items())
             correction = kld / predicted if predicted else 1.0
             return {
@@ -359,7 +381,7 @@ class SensitivityRun:
     def _probe_step(self, probe: SensitivityProbe, name: str) -> TensorPlan:
         """Return the plan of one tensor of a probe, in the probe's type and codes."""
         return (
-            self.step(name, probe.kind or nearest_type(self.types[name], probe.bits))
+            self.step(name, probe.type_of(self.types[name]))
             if probe.uses_run_codes
             else self.probe_steps[name]
         )
@@ -467,11 +489,13 @@ def sample_rows(step: TensorPlan) -> Iterator[tuple[int, "F32"]]:
 def interpolate_factor(factors: Mapping[str, float], kind: str) -> float:
     """Return the factor of the type `kind`, interpolated from the measured `factors` of other
     types. The logarithm of the factor is linear in the bits per value, and constant outside the
-    measured range. Returns 1 if `factors` is empty.
+    measured range. IQ types and others have factors of their own, if these were measured. Returns 1
+    if `factors` is empty.
     """
     if not factors:
         return 1.0
-    measured = sorted(factors, key=bits_per_value)
+    alike = [other for other in factors if is_codebook_type(other) == is_codebook_type(kind)]
+    measured = sorted(alike or factors, key=bits_per_value)
     return float(
         np.exp(
             np.interp(

@@ -92,6 +92,8 @@ COUNTED_ROLES = ("v", *FEED_FORWARD_ROLES)
 # The type of quantized tensors of layers that predict further tokens, if no statistics guide their
 # rounding: a calibration of the model does not run these layers, and drafts must be exact.
 PREDICTION_TYPE = "Q8_0"
+# Roles whose weights multiply the same input, and have no other role's between them.
+GROUP_OF_ROLE = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
 HEAD_NAME, EMBEDDING_NAMES = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
 # (part of a tensor's name, role). The exact names above take precedence; then the first part that
 # is found in the name decides (tensor_get_category).

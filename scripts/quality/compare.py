@@ -11,6 +11,9 @@ llama-imatrix. Our methods are the entries of `METHODS` below, and --also adds m
 stay in FOLDER and are not made again; the table is printed from it. A reference model's logits are
 computed once.
 
+IQ types and hand-made mixes (mixes.py) fill the baseline's bytes with the same importance matrix.
+--made adds a file that another program made, such as AutoRound, to the rows of its file type.
+
 Our default method must make the same file as each baseline; `equal` counts the tensors with the
 same bytes. With --answers every file is also loaded by an unmodified llama-cli and llama-server
 (scripts/reference/stock_llama_cpp.py). The exit code is 1 if one of them fails or if a method is
@@ -27,6 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from quant.model_file import read_header
+from scripts.quality import mixes
 from scripts.quality.runs import (
     ROOT,
     Cost,
@@ -43,6 +47,9 @@ from scripts.reference import stock_llama_cpp
 from scripts.reference.quantize import compare
 
 PLAIN, BASELINE = "llama-quantize", "+ llama-imatrix"
+# Mixes for llama-quantize with llama-imatrix's importance matrix, at the baseline's bytes.
+IQ, HAND_MADE = "IQ types", "hand-made mix"
+OTHERS = (IQ, HAND_MADE)
 PREDICT = 8  # tokens per answer
 UNFIT = "FAILED"  # prefix of the text that is stored for a file that did not answer
 TYPES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
@@ -61,11 +68,28 @@ METHODS = {
 
 
 @dataclass(frozen=True)
+class MadeFile:
+    """A file of a type that another program made in so many seconds: METHOD=TYPE=SECONDS=FILE."""
+
+    method: str
+    file_type: str
+    seconds: float
+    path: Path
+
+    @classmethod
+    def parse(cls, text: str) -> "MadeFile":
+        """Return the file that an argument of --made describes."""
+        method, file_type, seconds, path = text.split("=", 3)
+        return cls(method, file_type, float(seconds), Path(path))
+
+
+@dataclass(frozen=True)
 class Work:
     """The settings and results of one reference model.
 
     `source`: digest of its file. `keep`: do not delete the quantized files. `tools`: folder of
-    llama-cli and llama-server if files must answer in them, else None. `refused`: names of the
+    llama-cli and llama-server if files must answer in them, else None. `made`: files of other
+    programs. `refused`: names of the
     methods that made no file.
     """
 
@@ -76,6 +100,7 @@ class Work:
     ledger: Ledger
     keep: bool
     tools: Path | None = None
+    made: tuple[MadeFile, ...] = ()
     refused: list[str] = field(default_factory=list)
 
     def needs_row(self, key: Key) -> bool:
@@ -164,7 +189,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(args.out)
     if args.show:
-        print(table(ledger.rows().values(), ledger, BASELINE))
+        print(table(ledger.rows().values(), ledger, BASELINE, set(METHODS)))
         return 0
     texts = dict(pair.split("=", 1) for pair in args.text)
     setting = Setting(
@@ -178,7 +203,10 @@ def main() -> int:
         args.threads,
         args.embedding,
     )
-    methods = {name: flags for name, flags in METHODS.items() if name in args.method}
+    methods: dict[str, str | None] = dict.fromkeys(
+        name for name in OTHERS if name in args.method
+    )
+    methods |= {name: flags for name, flags in METHODS.items() if name in args.method}
     methods |= dict(pair.split("=", 1) for pair in args.also)
     digests, refused = [], []
     for teacher in args.teachers:
@@ -191,6 +219,7 @@ def main() -> int:
             ledger,
             args.keep,
             args.answers,
+            tuple(args.made),
         )
         for kind in args.type:
             for key in rows(work, kind, methods, range(len(args.calibration)), fresh=args.fresh):
@@ -198,7 +227,7 @@ def main() -> int:
         refused += work.refused
     done = ledger.rows()
     rows_shown = [done[digest] for digest in dict.fromkeys(digests) if digest in done]
-    print(table(rows_shown, ledger, BASELINE))
+    print(table(rows_shown, ledger, BASELINE, {name for name, flags in methods.items() if flags is not None}))
     failed = [row for row in rows_shown if row.answers.startswith(UNFIT)]
     if args.answers:
         print(f"{len(rows_shown) - len(failed)} of {len(rows_shown)} files load and answer")
@@ -218,7 +247,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--calibration", nargs="+", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--type", nargs="+", default=list(TYPES))
-    parser.add_argument("--method", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument(
+        "--method", nargs="*", default=[*OTHERS, *METHODS], choices=[*OTHERS, *METHODS]
+    )
     parser.add_argument(
         "--also", action="append", default=[], metavar="NAME=FLAGS", help="add a method"
     )
@@ -245,8 +276,18 @@ def arguments() -> argparse.Namespace:
         metavar="DIR",
         help="folder of llama-cli and llama-server; each file must answer",
     )
+    parser.add_argument(
+        "--made",
+        action="append",
+        default=[],
+        type=MadeFile.parse,
+        metavar="METHOD=TYPE=SECONDS=FILE",
+        help="add a file of another program; with one teacher only",
+    )
     parser.add_argument("--keep", action="store_true", help="leave the files in FOLDER/files")
     args = parser.parse_args()
+    if args.made and len(args.teachers) > 1:
+        parser.error("--made needs a single teacher")
     for pair in [*args.text, *args.also]:
         if "=" not in pair:
             parser.error(f"{pair} is not NAME=VALUE")
@@ -257,7 +298,8 @@ def rows(
     work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: list[str]
 ) -> Iterator[Key]:
     """Make the missing rows of one file type, and yield the keys of all its rows, the baselines
-    first. `methods`: flags by name. `fresh`: methods whose rows are made again.
+    first. `methods`: flags by name, None for a mix of llama-quantize. `fresh`: methods whose rows
+    are made again.
     """
     yield make_plain_row(work, kind)
     sizes = {}
@@ -280,10 +322,14 @@ def rows(
         yield key
     for name, flags in methods.items():
         for seed in seeds:
-            key = work.key(kind, name, flags, seed)
+            key = work.key(kind, name, flags or "", seed)
             if work.needs_row(key) or name in fresh:
                 try:
-                    file, cost, statistics_cost = make_file(work, key, sizes[seed].file_bytes)
+                    file, cost, statistics_cost = (
+                        make_file(work, key, sizes[seed].file_bytes)
+                        if flags is not None
+                        else make_mix(work, key, sizes[seed].nbytes)
+                    )
                 except Failed as problem:
                     print(
                         f"{key.teacher} {kind} {name}: {refusal(problem)}",
@@ -296,6 +342,37 @@ def rows(
                     print(f"{key.teacher} {kind} {name}: not the baseline's size", file=sys.stderr)
                 work.add_row(key, file, cost, statistics_cost)
             yield key
+    for made in work.made:
+        if made.file_type == kind:
+            yield add_made_row(work, made)
+
+
+def add_made_row(work: Work, made: MadeFile) -> Key:
+    """Evaluate a file of another program if its row is missing; return its key."""
+    key = work.key(made.file_type, made.method, f"made {short_sha256(made.path)}", -1)
+    if work.needs_row(key):
+        linked = work.file_path(key)
+        linked.symlink_to(made.path.absolute())
+        work.add_row(key, linked, Cost(made.seconds, 0.0, 0), None)
+        linked.unlink(missing_ok=True)
+    return key
+
+
+def make_mix(work: Work, key: Key, size: int) -> tuple[Path, Cost, Cost]:
+    """Make the file of a row by llama-quantize with a mix of at most `size` bytes of tensors."""
+    imatrix, statistics_cost = make_statistics(
+        work.setting, work.teacher, work.source, key.seed, "theirs"
+    )
+    mix = (
+        mixes.iq_mix(work.teacher, imatrix, size)
+        if key.method == IQ
+        else mixes.hand_made_mix(work.teacher, imatrix, key.type, size)
+    )
+    file = work.file_path(key)
+    cost = run_llama_quantize(
+        work.setting, work.teacher, file, mix.file_type, imatrix, mix.flags
+    )
+    return file, cost, statistics_cost
 
 
 def refusal(problem: Failed) -> str:

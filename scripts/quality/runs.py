@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,10 +168,17 @@ def make_statistics(
 
 
 def run_llama_quantize(
-    setting: Setting, teacher: Path, out: Path, kind: str, imatrix: Path | None
+    setting: Setting,
+    teacher: Path,
+    out: Path,
+    kind: str,
+    imatrix: Path | None,
+    mix_flags: Sequence[str] = (),
 ) -> Cost:
-    """Quantize `teacher` to the type `kind` with llama-quantize; return the cost."""
-    flags = ["--imatrix", str(imatrix)] if imatrix else []
+    """Quantize `teacher` to the type `kind` with llama-quantize; return the cost. `mix_flags`:
+    flags with the types of single tensors.
+    """
+    flags = [*(["--imatrix", str(imatrix)] if imatrix else []), *mix_flags]
     flags += ["--token-embedding-type", setting.embedding] if setting.embedding else []
     command = [
         str(setting.tools / "llama-quantize"),

@@ -6,7 +6,7 @@ positions are stored next to the rows, so that every figure can be computed agai
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -168,11 +168,14 @@ def figures(scores: F64) -> tuple[str, str, str, str]:
     )
 
 
-def table(rows: Iterable[Row], ledger: Ledger, baseline: str) -> str:
+def table(
+    rows: Iterable[Row], ledger: Ledger, baseline: str, own: Collection[str] = ()
+) -> str:
     """Return a Markdown table with a line for each reference model, file type, method and text.
 
-    The figures of a line are those of the first calibration text. The comparison with `baseline`
-    uses all calibration texts for which both methods have rows.
+    The figures of a line are those of the first calibration text. The comparisons use all
+    calibration texts for which both methods have rows: with `baseline`, and for the methods `own`
+    with the best of all others, the one with the lowest mean divergence on the text.
     """
     groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
@@ -182,9 +185,11 @@ def table(rows: Iterable[Row], ledger: Ledger, baseline: str) -> str:
     lines = []
     for (teacher, kind), methods in groups.items():
         base = sorted(methods.get(baseline, ()), key=lambda row: row.key.seed)
+        others = {name: method_rows for name, method_rows in methods.items() if name not in own}
         for name, method_rows in methods.items():
             method_rows.sort(key=lambda row: row.key.seed)
-            lines += _lines(teacher, kind, name, method_rows, base, ledger)
+            rivals = others if name in own else {}
+            lines += _lines(teacher, kind, name, method_rows, base, rivals, ledger)
     head = (
         "teacher",
         "type",
@@ -197,6 +202,7 @@ def table(rows: Iterable[Row], ledger: Ledger, baseline: str) -> str:
         "PPL ratio",
         f"KLD against {baseline}",
         "seeds",
+        "against the best of the others",
         "s",
         "CPU s",
         "RSS MiB",
@@ -210,19 +216,13 @@ def _lines(
     name: str,
     method_rows: Sequence[Row],
     base: Sequence[Row],
+    rivals: Mapping[str, Sequence[Row]],
     ledger: Ledger,
 ) -> Iterable[str]:
     first, scores = method_rows[0], [ledger.scores(row.key) for row in method_rows]
-    others = [(row, ledger.scores(row.key)) for row in base]
     for text in scores[0]:
         ratio_text, seeds = "", str(len(method_rows))
-        pairs = [
-            (own_scores[text][2].mean(-1), base_scores[text][2].mean(-1))
-            for row, own_scores in zip(method_rows, scores, strict=True)
-            for base_row, base_scores in others
-            if row.key.seed in (base_row.key.seed, -1)
-            and own_scores[text].shape == base_scores[text].shape
-        ]
+        pairs = _pairs(method_rows, base, text, ledger)
         if pairs and method_rows[0].key.method != base[0].key.method:
             ratio_text = str(
                 ratio(
@@ -249,6 +249,7 @@ def _lines(
                     *figures(scores[0][text]),
                     ratio_text,
                     seeds,
+                    _best_rival(method_rows, rivals, text, ledger),
                     seconds,
                     f"{first.cpu:.1f}",
                     f"{max(first.rss, first.statistics_rss) / 2**20:.0f}",
@@ -256,3 +257,42 @@ def _lines(
             )
             + " |"
         )
+
+
+def _pairs(
+    method_rows: Sequence[Row], base: Sequence[Row], text: str, ledger: Ledger
+) -> list[tuple[F64, F64]]:
+    """Return the mean divergence of each chunk, F64 `[chunks]`, of a method and of another one, for
+    every pair of rows with the same calibration text. A row without calibration pairs with all.
+    """
+    pairs = []
+    for row in method_rows:
+        own_scores = ledger.scores(row.key)[text]
+        for base_row in base:
+            if base_row.key.seed == row.key.seed or -1 in (row.key.seed, base_row.key.seed):
+                base_scores = ledger.scores(base_row.key)[text]
+                if own_scores.shape == base_scores.shape:
+                    pairs.append((own_scores[2].mean(-1), base_scores[2].mean(-1)))
+    return pairs
+
+
+def _best_rival(
+    method_rows: Sequence[Row], rivals: Mapping[str, Sequence[Row]], text: str, ledger: Ledger
+) -> str:
+    """Return the comparison with the rival that has the lowest mean divergence on a text, and its
+    name; "" without rivals. Rivals with more bytes than a method are left out.
+    """
+    most = method_rows[0].nbytes * (1 + EQUAL_SIZE_SHARE)
+    pairs_by_name = {
+        name: pairs
+        for name, rows in rivals.items()
+        if rows[0].nbytes <= most and (pairs := _pairs(method_rows, rows, text, ledger))
+    }
+    if not pairs_by_name:
+        return ""
+    best = min(
+        pairs_by_name,
+        key=lambda name: float(np.mean([rival.mean() for _, rival in pairs_by_name[name]])),
+    )
+    own, other = zip(*pairs_by_name[best], strict=True)
+    return f"{ratio(own, other)} ({best})"

@@ -146,6 +146,12 @@ def build_document(result: "QuantizeResult") -> dict[str, Any]:
         "resumed_bytes": report.resumed_bytes if report else 0,
         "sha256": result.read_sha256(),
         "elapsed_ms": result.seconds * 1000,
+        "forecast": result.forecast
+        and {
+            "elapsed_ms": result.forecast.seconds * 1000,
+            "factor_ms": result.forecast.factor_seconds * 1000,
+            "memory_bytes": result.forecast.memory_bytes,
+        },
         **result.mix_fields,
         **_certificate_field(result),
     }

@@ -9,6 +9,7 @@ that an interrupted run can resume.
 
 import hashlib
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -26,7 +27,7 @@ from llmcli.runtime.binding.kernels import products
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.scoring.activations import Activations, open_activations
-from llmcli.units import format_size
+from llmcli.units import format_duration, format_size
 from llmcli.workflows.evaluation.models import EvaluationSide
 from quant.calibration import moments_collector, resume_file
 from quant.calibration.expected_moments import mixing_product
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 USABLE_FRACTION = 0.8  # fraction of the free memory that second moments may take
+MIN_FORECAST_CHUNKS = 8  # fewer chunks are read before a forecast would help
 DEFAULT_MEMORY_BYTES = 4 << 30  # memory for second moments if the free memory is unknown
 
 
@@ -213,8 +215,10 @@ class _CalibrationRun:
                 else ui.bar(label, total * len(groups), "chunks") as bar
             ):
                 bar.advance(progress.chunks)
+                n_chunks = total * len(groups) - progress.chunks
+                clock = None if parent_bar else _PassClock(n_chunks, ui)
                 for group in groups:
-                    self._pass(group, progress, file, bar)
+                    self._pass(group, progress, file, bar, clock)
             request = self.request
             file_bytes = build_imatrix_file(
                 progress.sums.sums,
@@ -327,6 +331,7 @@ class _CalibrationRun:
         progress: CalibrationProgress,
         file: MomentsWriter | None,
         bar: Any,
+        clock: "_PassClock | None",
     ) -> None:
         """Run the text through the model once, and collect the second moments of one group of
         inputs. Without second moments, collect the sums of squares. Chunks that an earlier run has
@@ -345,6 +350,7 @@ class _CalibrationRun:
             self.activations.narrow(self.weight_names.__contains__, "")
         # with second moments, the sums of squares are their diagonals
         self.sink.listeners = [progress.moments or progress.sums]
+        chunks_before = progress.chunks
         with ThreadPoolExecutor(self.request.model.options.threads) as pool:
             for ids in self.request.text.ids[progress.chunks :]:
                 self.activations.read(ids)
@@ -356,6 +362,8 @@ class _CalibrationRun:
                     )
                 elif not self._flush_chunk(progress.moments, progress.sums, progress.chunks, pool):
                     continue
+                if clock:
+                    clock.print_forecast(chunks_before, progress.chunks)
                 if self.saves and self.interim.is_due():
                     self.interim.save(progress)
         if file and progress.moments:
@@ -414,6 +422,29 @@ class _CalibrationRun:
                 f"the disk has less than {format_size(state_bytes)} left to save an unfinished pass: "
                 "if interrupted, the pass starts again"
             )
+
+
+class _PassClock:
+    """Tells once how long all passes will take, going by the first chunks. `n_chunks`: the chunks
+    that are left in all passes.
+    """
+
+    def __init__(self, n_chunks: int, ui: "UI") -> None:
+        self.n_chunks, self.ui = n_chunks, ui
+        self.started_at, self.is_done = time.perf_counter(), n_chunks < MIN_FORECAST_CHUNKS
+
+    def print_forecast(self, first: int, end: int) -> None:
+        """Print the forecast, if it was not printed yet, when the chunks from `first` to `end` have
+        been added to the sums.
+        """
+        if self.is_done:
+            return
+        self.is_done = True
+        seconds = (time.perf_counter() - self.started_at) / (end - first) * self.n_chunks
+        self.ui.note(
+            f"forecast: {format_duration(seconds)} for {self.n_chunks} chunks, going by "
+            f"{'the first one' if end - first == 1 else f'the first {end - first}'}"
+        )
 
 
 def _hash_names(weights: frozenset[str]) -> str:

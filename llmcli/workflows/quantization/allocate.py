@@ -98,7 +98,7 @@ def allocate(request: AllocationRequest, config: "Config", ui: "UI") -> Allocati
     requested size.
     """
     started_at, sizing = time.perf_counter(), request.size
-    types = sensitivity.type_options(request.source, sizing.candidate_types)
+    types = _type_choices(request.source, request.build_plan, sizing.candidate_types)
     folder, probe_key, error_key = (
         config.cache / "sensitivity",
         _probe_key(request),
@@ -305,7 +305,7 @@ def target_budget(
     max_bytes = size.max_bytes(sum(weight.elements for weight in source.weights))
     if max_bytes is None:
         return None
-    types = sensitivity.type_options(source, size.candidate_types)
+    types = _type_choices(source, build_plan, size.candidate_types)
     budget = Budget(max_bytes, _fixed_bytes(source, build_plan, types, spare_bytes))
     # to check the size alone, let the loss of each type be its negative size
     size_options: dict[str, list[TypeOption]] = {}
@@ -316,6 +316,24 @@ def target_budget(
     if not is_reachable(size_options, budget):
         raise unreachable_error(size_options, budget)
     return budget
+
+
+def _type_choices(
+    source: "Source", build_plan: PlanFunction, types: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the types that each tensor may get: those in `types`, or by default those that suit
+    its rows and the statistics of its input in the run's own plan.
+    """
+    choices = sensitivity.type_options(source, types)
+    if types:
+        return choices
+    plan = build_plan({name: kinds[0] for name, kinds in choices.items()})
+    guided = {
+        step.weight.name
+        for step in plan.steps
+        if step.statistics.mean_squares is not None or step.statistics.moments is not None
+    }
+    return sensitivity.type_options(source, guided=guided)
 
 
 def _fixed_bytes(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llmcli.workflows.certification.verify import VerifyRequest
     from llmcli.workflows.quantization.plan_mix import PlanBuilder
     from quant.methods.base import Method, MethodReport
+    from quant.quantize.cost_forecast import CostForecast
     from quant.quantize.plan import Plan
     from quant.quantize.write import TypeSummary, WriteReport
     from quant.recipes.tensor_types import TypeOverrides
@@ -164,7 +165,8 @@ class QuantizeResult:
     `report`: None for a dry run. `certified_file`: the certificate of --verify; None without
     --verify. `mix_fields`: the JSON fields of a mix of types. `converter`: who has converted the
     checkpoint, "native" or "llama.cpp"; "" for a GGUF. `mmproj`: the file of its vision or audio
-    part, if it was requested.
+    part, if it was requested. `forecast`: what the encoding was expected to take; None if it is
+    short.
     """
 
     plan: "Plan"
@@ -174,6 +176,7 @@ class QuantizeResult:
     mix_fields: Mapping[str, Any] = field(default_factory=dict)
     converter: str = ""
     mmproj: "SideFile | None" = None
+    forecast: "CostForecast | None" = None
 
     @property
     def files(self) -> list[Path]:
@@ -409,12 +412,20 @@ def write(
         dry_run=output.dry_run,
     ) as target:
         certify.require_disk_space(plan, target, job.verify_request, config)
-        result = QuantizeResult(plan, target, mix_fields=mix_fields, converter=job.opened.converter)
+        is_present = not output.dry_run and not output.force and is_finished(plan, target)
+        forecast = None if is_present else print_forecast(plan, output.threads, ui)
+        result = QuantizeResult(
+            plan,
+            target,
+            mix_fields=mix_fields,
+            converter=job.opened.converter,
+            forecast=forecast,
+        )
         # the smaller file first, because the converter may not know this part of the model
         mmproj = write_mmproj(job, target, config, ui)
         if output.dry_run:
             return replace(result, mmproj=mmproj)
-        if output.force or verifies or not is_finished(plan, target):
+        if verifies or not is_present:
             job.opened.write_weights()
         write_model = (
             request.method.blockwise_writer(
@@ -431,6 +442,27 @@ def write(
         # the digest is that of the file without its certificate
         report = replace(report, sha256=None)
     return replace(result, report=report, certified_file=certified_file, mmproj=mmproj)
+
+
+def print_forecast(plan: "Plan", threads: int, ui: "UI") -> "CostForecast | None":
+    """Print how long the encoding will take and how much memory, and return it. Return None if that
+    is not worth measuring, or if statistics are collected in between.
+    """
+    from llmcli.hardware.host import resident_memory
+    from llmcli.units import format_duration, format_size
+    from quant.quantize import cost_forecast
+
+    is_blockwise = plan.expected_moments is not None and bool(plan.expected_moments.digest)
+    if is_blockwise or not cost_forecast.is_worth_forecasting(plan.steps):
+        return None
+    forecast = cost_forecast.forecast_cost(plan.steps, threads)
+    memory_bytes = forecast.memory_bytes + (resident_memory() or 0)
+    ui.note(
+        f"forecast: {format_duration(forecast.seconds)} to choose codes, of which "
+        f"{format_duration(forecast.factor_seconds)} to factor second moments; "
+        f"{format_size(memory_bytes)} of memory"
+    )
+    return replace(forecast, memory_bytes=memory_bytes)
 
 
 def write_mmproj(job: QuantizeJob, target: Path, config: "Config", ui: "UI") -> "SideFile | None":

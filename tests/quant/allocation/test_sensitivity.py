@@ -368,6 +368,35 @@ def test_types_that_do_not_divide_the_row_length_are_not_options(source: Source)
     assert caught.value.hint == "add Q4_0 or Q4_1 or Q5_0 or Q5_1 or Q8_0 to --types"
 
 
+def test_iq_types_are_options_of_tensors_whose_input_has_statistics(source: Source) -> None:
+    guided = {"token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_down.weight"}
+    types = sensitivity.type_options(source, guided=guided)
+    assert types["blk.0.attn_q.weight"] == (*probes.LEGACY_TYPES, "IQ4_NL")
+    assert types["blk.0.ffn_down.weight"] == probes.K_QUANT_TYPES + probes.IQ_TYPES
+    assert types["blk.1.ffn_down.weight"] == probes.K_QUANT_TYPES
+    assert types["token_embd.weight"] == probes.LEGACY_TYPES
+    chosen = sensitivity.type_options(source, ["Q4_0", "IQ4_NL"], guided)
+    assert set(chosen.values()) == {("Q4_0", "IQ4_NL")}
+
+
+def test_a_role_with_iq_types_is_measured_in_one_of_them_apart_from_the_others() -> None:
+    names = ["blk.0.ffn_down.weight", "blk.1.ffn_down.weight"]
+    types = {names[0]: probes.K_QUANT_TYPES + probes.IQ_TYPES, names[1]: probes.K_QUANT_TYPES}
+    fine, coarse, codebook = probes.role_probes(types)
+    assert (fine.names, coarse.names, codebook.names) == (tuple(names), tuple(names), (names[0],))
+    kinds = [probe.type_of(types[names[0]]) for probe in (fine, coarse, codebook)]
+    assert kinds == ["Q4_K", "Q2_K", "IQ3_XXS"]
+    assert codebook.label == f"{names[0]}"
+
+
+def test_the_correction_of_iq_types_is_their_own() -> None:
+    factors = {"Q4_K": 2.0, "Q2_K": 8.0, "IQ3_XXS": 1.0}
+    assert sensitivity.interpolate_factor(factors, "IQ2_XS") == 1.0
+    assert sensitivity.interpolate_factor(factors, "Q6_K") == pytest.approx(2.0)
+    assert 2 < sensitivity.interpolate_factor(factors, "Q3_K") < 8
+    assert sensitivity.interpolate_factor({"Q4_K": 2.0}, "IQ4_XS") == pytest.approx(2.0)
+
+
 def test_a_hint_names_only_types_that_divide_the_row_length(tmp_path: Path) -> None:
     model = tiny_gguf.llama(tmp_path / "odd.gguf", hidden=172, heads=2, ff=344, layers=1)
     with pytest.raises(UserError, match="rows of 172, which none of --types allows") as caught:

@@ -60,6 +60,22 @@ def parse_json(done: Done) -> dict[str, Any]:
     return document
 
 
+def test_statistics_allow_files_that_are_smaller_than_those_of_k_quants(
+    llmcli: Llmcli, text: Path, tmp_path: Path
+) -> None:
+    model = tiny_gguf.llama(tmp_path / "wide.gguf", hidden=256, ff=512, layers=4, tied=True)
+    imatrix, out, plan = (tmp_path / name for name in ("i.gguf", "o.gguf", "plan.json"))
+    words = ("quantize", str(model), "-o", str(out), "--target-bpw", "2.4", "--quick")
+    refused = llmcli(*words)
+    assert refused.code == 1 and "no mix of these types makes a file of" in refused.err
+    assert llmcli("calibrate", str(model), "-f", str(text), "-o", str(imatrix)).code == 0
+    done = llmcli(*words, "--imatrix", str(imatrix), "--plan-out", str(plan))
+    assert done.code == 0, done.err
+    types = {name: row["type"] for name, row in json.loads(plan.read_text())["tensors"].items()}
+    assert any(kind.startswith("IQ2") for kind in types.values()), types
+    assert not types["token_embd.weight"].startswith("IQ")
+
+
 def test_a_target_size_is_met_and_a_second_one_reuses_the_measurements(
     quantize_json: Llmcli, text: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.commands.quantize.report import build_document
 from llmcli.config import load_config
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.quantize_file import OutputSettings
@@ -22,6 +23,7 @@ from llmcli.workflows.quantization.quantize import (
 from llmcli.workflows.quantization.size_request import SizeRequest
 from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
 from quant.native import array_backends, ggml, kernels
+from quant.quantize import cost_forecast
 from tests.quant import tiny_gguf
 
 
@@ -48,6 +50,31 @@ def test_a_dry_run_writes_nothing(request_: QuantizeRequest) -> None:
     assert (result.report, result.seconds, result.read_sha256()) == (None, 0.0, None)
     assert not result.out.exists()
     assert result.nbytes == result.plan.nbytes
+
+
+def test_gptq_says_beforehand_how_long_it_takes(
+    request_: QuantizeRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cost_forecast, "PANEL_TRIAL_COLUMNS", (64, 128))
+    monkeypatch.setattr(cost_forecast, "FACTOR_TRIAL_COLUMNS", (64, 128))
+    gptq = replace(
+        request_,
+        file_type="Q4_0",
+        method=MethodSettings("gptq"),
+        output=replace(request_.output, dry_run=True),
+    )
+    result = run_quantization(gptq, load_config(), UI(color=False))
+    assert result.forecast is None and build_document(result)["forecast"] is None
+    assert "forecast" not in capsys.readouterr().err
+    monkeypatch.setattr(cost_forecast, "MIN_MULTIPLICATIONS", 0)
+    result = run_quantization(gptq, load_config(), UI(color=False))
+    assert result.forecast and result.forecast.seconds > 0
+    assert build_document(result)["forecast"] == {
+        "elapsed_ms": result.forecast.seconds * 1000,
+        "factor_ms": result.forecast.factor_seconds * 1000,
+        "memory_bytes": result.forecast.memory_bytes,
+    }
+    assert "to choose codes, of which" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
