@@ -166,9 +166,7 @@ def _memory_bytes(solved: Sequence[TensorPlan], factored: Sequence[int]) -> int:
     panel = max(
         4 * PANEL_ARRAYS * panel_rows(step.statistics) * step.weight.columns for step in solved
     )
-    return MAX_BUFFERED_BYTES + max(
-        sum(kept[:-1]) + factoring, sum(kept) + worker_count() * panel
-    )
+    return MAX_BUFFERED_BYTES + max(sum(kept[:-1]) + factoring, sum(kept) + worker_count() * panel)
 
 
 @cache
@@ -230,8 +228,9 @@ def _fit(degree: int, columns: Sequence[int], seconds: Sequence[float]) -> _Powe
     """Return the curve through two measurements. If one term were negative, the larger measurement
     alone decides, with the higher power.
     """
-    (few, many), (first, second) = columns, (
-        value / count**degree for value, count in zip(seconds, columns, strict=True)
+    (few, many), (first, second) = (
+        columns,
+        (value / count**degree for value, count in zip(seconds, columns, strict=True)),
     )
     high = (second - first) / (many - few)
     low = first - high * few

@@ -203,9 +203,7 @@ def main() -> int:
         args.threads,
         args.embedding,
     )
-    methods: dict[str, str | None] = dict.fromkeys(
-        name for name in OTHERS if name in args.method
-    )
+    methods: dict[str, str | None] = dict.fromkeys(name for name in OTHERS if name in args.method)
     methods |= {name: flags for name, flags in METHODS.items() if name in args.method}
     methods |= dict(pair.split("=", 1) for pair in args.also)
     digests, refused = [], []
@@ -227,7 +225,14 @@ def main() -> int:
         refused += work.refused
     done = ledger.rows()
     rows_shown = [done[digest] for digest in dict.fromkeys(digests) if digest in done]
-    print(table(rows_shown, ledger, BASELINE, {name for name, flags in methods.items() if flags is not None}))
+    print(
+        table(
+            rows_shown,
+            ledger,
+            BASELINE,
+            {name for name, flags in methods.items() if flags is not None},
+        )
+    )
     failed = [row for row in rows_shown if row.answers.startswith(UNFIT)]
     if args.answers:
         print(f"{len(rows_shown) - len(failed)} of {len(rows_shown)} files load and answer")
@@ -369,9 +374,7 @@ def make_mix(work: Work, key: Key, size: int) -> tuple[Path, Cost, Cost]:
         else mixes.hand_made_mix(work.teacher, imatrix, key.type, size)
     )
     file = work.file_path(key)
-    cost = run_llama_quantize(
-        work.setting, work.teacher, file, mix.file_type, imatrix, mix.flags
-    )
+    cost = run_llama_quantize(work.setting, work.teacher, file, mix.file_type, imatrix, mix.flags)
     return file, cost, statistics_cost
 
 

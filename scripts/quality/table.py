@@ -168,9 +168,7 @@ def figures(scores: F64) -> tuple[str, str, str, str]:
     )
 
 
-def table(
-    rows: Iterable[Row], ledger: Ledger, baseline: str, own: Collection[str] = ()
-) -> str:
+def table(rows: Iterable[Row], ledger: Ledger, baseline: str, own: Collection[str] = ()) -> str:
     """Return a Markdown table with a line for each reference model, file type, method and text.
 
     The figures of a line are those of the first calibration text. The comparisons use all

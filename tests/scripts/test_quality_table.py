@@ -69,7 +69,20 @@ def test_table_compares_methods_with_the_baseline_for_each_seed(tmp_path):
     lines = table(ledger.rows().values(), ledger, "base").splitlines()
     assert lines[2].startswith("| tiny | Q4_K_M | base | wiki | 1,000 | 0.300000 ± ")
     assert "| 1,004 (+0.40%) | 0.150000" in lines[3]  # the difference in size is shown
-    assert "| -50.0% [-50.0%, -50.0%] | 2: -50.0%, -50.0% | 3 + 2.0 | 1.5 | 2 |" in lines[3]
+    assert "| -50.0% [-50.0%, -50.0%] | 2: -50.0%, -50.0% |  | 3 + 2.0 | 1.5 | 2 |" in lines[3]
+
+
+def test_table_compares_own_methods_with_the_best_of_the_others(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.add(row("base"), scores([0.4, 0.4, 0.4, 0.4]))
+    ledger.add(row("mix"), scores([0.2, 0.2, 0.2, 0.2]))
+    ledger.add(row("large mix", nbytes=1100), scores([0.1, 0.1, 0.1, 0.1]))
+    ledger.add(row("made", seed=-1), scores([0.3, 0.3, 0.3, 0.3]))
+    ledger.add(row("ours"), scores([0.1, 0.1, 0.2, 0.2]))
+    lines = table(ledger.rows().values(), ledger, "base", {"ours"}).splitlines()
+    assert "| -25.0% [-50.0%, +0.0%] (mix) |" in lines[-1]
+    assert not any("(mix)" in line or "(made)" in line for line in lines[:-1])
+    assert "-25.0% [-25.0%, -25.0%]" in next(line for line in lines if "| made |" in line)
 
 
 def test_figures_of_a_text():

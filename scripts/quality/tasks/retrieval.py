@@ -55,7 +55,9 @@ def main() -> None:
                 if code not in found
             ]
             share = f"{args.places - len(missed)} of {args.places}"
-            print(f"{file.name}, {tokens} tokens | {kind} | {share} | {', '.join(missed)}", flush=True)
+            print(
+                f"{file.name}, {tokens} tokens | {kind} | {share} | {', '.join(missed)}", flush=True
+            )
 
 
 def case(text: str, number: int, places: int) -> tuple[str, str]:

@@ -50,9 +50,7 @@ def test_shared_moments_are_factored_once(plan: Plan) -> None:
     assert len(solved) == 5 * LAYERS
     columns = cost_forecast._factored_columns(solved)
     assert sorted(columns) == sorted([HIDDEN, HIDDEN, FFN] * LAYERS)
-    expected = plan_quantization(
-        plan.source, "Q4_K_M", method="gptq", expected=ExpectedMoments()
-    )
+    expected = plan_quantization(plan.source, "Q4_K_M", method="gptq", expected=ExpectedMoments())
     layer_inputs = {
         step.weight.name: step
         for step in expected.steps
@@ -83,8 +81,7 @@ def test_the_forecast_adds_factors_panels_and_other_values(
     solved = sum(
         2.0 * weights[name].elements
         for name in weights
-        if any(role in name for role in ("attn_q.", "attn_k.", "ffn_"))
-        and "norm" not in name
+        if any(role in name for role in ("attn_q.", "attn_k.", "ffn_")) and "norm" not in name
     )
     others = sum(
         5.0 * step.weight.elements
@@ -101,8 +98,13 @@ def test_trials_of_a_machine_find_times_that_grow_with_the_columns(
 ) -> None:
     monkeypatch.setattr(cost_forecast, "PANEL_TRIAL_COLUMNS", (256, 512))
     monkeypatch.setattr(cost_forecast, "FACTOR_TRIAL_COLUMNS", (256, 512))
-    row, factor = cost_forecast._panel_time.__wrapped__("Q4_K"), cost_forecast._factor_time.__wrapped__()
-    assert 0 < row.seconds(256) < row.seconds(2048) and 0 < factor.seconds(256) < factor.seconds(2048)
+    row, factor = (
+        cost_forecast._panel_time.__wrapped__("Q4_K"),
+        cost_forecast._factor_time.__wrapped__(),
+    )
+    assert 0 < row.seconds(256) < row.seconds(2048) and 0 < factor.seconds(256) < factor.seconds(
+        2048
+    )
     searched = next(step for step in plan.steps if step.method and step.method.name == "search")
     assert cost_forecast._seconds_per_value(searched) > 0
 
