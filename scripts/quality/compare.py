@@ -23,7 +23,7 @@ refused.
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,7 @@ PLAIN, BASELINE = "llama-quantize", "+ llama-imatrix"
 # Mixes for llama-quantize with llama-imatrix's importance matrix, at the baseline's bytes.
 IQ, HAND_MADE = "IQ types", "hand-made mix"
 OTHERS = (IQ, HAND_MADE)
+MADE_PREFIX = "made "  # of the flags of a file of another program; its digest follows
 PREDICT = 8  # tokens per answer
 UNFIT = "FAILED"  # prefix of the text that is stored for a file that did not answer
 TYPES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
@@ -189,7 +190,8 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(args.out)
     if args.show:
-        print(table(ledger.rows().values(), ledger, BASELINE, set(METHODS)))
+        finished = [*ledger.rows().values()]
+        print(table(finished, ledger, BASELINE, own_methods(finished)))
         return 0
     texts = dict(pair.split("=", 1) for pair in args.text)
     setting = Setting(
@@ -225,18 +227,21 @@ def main() -> int:
         refused += work.refused
     done = ledger.rows()
     rows_shown = [done[digest] for digest in dict.fromkeys(digests) if digest in done]
-    print(
-        table(
-            rows_shown,
-            ledger,
-            BASELINE,
-            {name for name, flags in methods.items() if flags is not None},
-        )
-    )
+    print(table(rows_shown, ledger, BASELINE, own_methods(rows_shown)))
     failed = [row for row in rows_shown if row.answers.startswith(UNFIT)]
     if args.answers:
         print(f"{len(rows_shown) - len(failed)} of {len(rows_shown)} files load and answer")
     return 1 if failed or refused else 0
+
+
+def own_methods(rows: Iterable[Row]) -> set[str]:
+    """Return the names of llmcli's methods among those of rows."""
+    return {
+        row.key.method
+        for row in rows
+        if row.key.method not in (PLAIN, BASELINE, *OTHERS)
+        and not row.key.flags.startswith(MADE_PREFIX)
+    }
 
 
 def arguments() -> argparse.Namespace:
@@ -354,7 +359,7 @@ def rows(
 
 def add_made_row(work: Work, made: MadeFile) -> Key:
     """Evaluate a file of another program if its row is missing; return its key."""
-    key = work.key(made.file_type, made.method, f"made {short_sha256(made.path)}", -1)
+    key = work.key(made.file_type, made.method, MADE_PREFIX + short_sha256(made.path), -1)
     if work.needs_row(key):
         linked = work.file_path(key)
         linked.symlink_to(made.path.absolute())
