@@ -10,9 +10,9 @@ There are four kinds of probes:
   PROBE_BITS bits and near COARSE_PROBE_BITS bits. They correct two errors of prediction. A method's
   error is predicted from the moments that it optimized for, and is larger on other text. The cost
   of two bits is not a fixed multiple of the cost of four bits.
-- All tensors of a role that may get an IQ type, in the one nearest to CODEBOOK_PROBE_BITS. Their
-  codes come from a codebook, by another search than those of other types, so that other errors of
-  prediction belong to them.
+- All tensors of a role that may get an IQ type, in the one nearest to CODEBOOK_PROBE_BITS. Codes of
+  IQ types come from a codebook, by a search of their own, so that predictions for them are wrong by
+  another factor than those for other types.
 - An embedding that is also the output head, in each type that it may get. Its rows are looked up,
   where the plain error counts, and multiplied, where the error weighted by the moments counts.
   Which of the two matters more depends on the model.
@@ -121,15 +121,19 @@ def role_probes(types: TypeChoices) -> list[SensitivityProbe]:
             if coarse_probe.type_of(types[name]) != fine_probe.type_of(types[name])
         )
         coarse += [replace(coarse_probe, names=coarse_names)] if coarse_names else []
-        iq_names = tuple(name for name in names if any(map(is_codebook_type, types[name])))
         codebook_probe = replace(
             fine_probe,
             number=FIRST_CODEBOOK_PROBE + number,
-            names=iq_names,
             bits=CODEBOOK_PROBE_BITS,
             uses_codebook=True,
         )
-        codebook += [codebook_probe] if iq_names else []
+        iq_names = tuple(
+            name
+            for name in names
+            if is_codebook_type(kind := codebook_probe.type_of(types[name]))
+            and kind not in (fine_probe.type_of(types[name]), coarse_probe.type_of(types[name]))
+        )
+        codebook += [replace(codebook_probe, names=iq_names)] if iq_names else []
     return fine + coarse + codebook
 
 

@@ -71,6 +71,7 @@ SAMPLED_ROWS, RUN_ROWS, SAMPLED_MATRICES = 256, 8, 8
 MIN_DIVERGENCE = 1e-12
 WORST_SHARE = 0.01  # share of the columns or rows that count as the worst
 
+LARGE_TABLES = (*tensor_types.EMBEDDING_NAMES, tensor_types.HEAD_NAME)
 # a function that returns the plan of a mix (tensor name -> type)
 PlanFunction = Callable[[Mapping[str, str]], Plan]
 
@@ -167,8 +168,8 @@ def type_options(
 
     These are the types in `types` that fit the row length. If `types` is empty, they are the
     k-quants, or the legacy types for rows whose length is not a multiple of 256; and IQ types for
-    the tensors in `guided`, whose input has statistics. An embedding gets no IQ type by default,
-    because their search takes minutes on so many rows. Tensors of layers
+    the tensors in `guided`, whose input has statistics. Embeddings and the head get no IQ type by
+    default, because the search for its codes takes minutes on so many rows. Tensors of layers
     that predict further tokens have no choice, because the measured model does not run them. Raises
     UserError if no tensor has a choice, or if no type in `types` fits some tensor.
     """
@@ -183,7 +184,7 @@ def type_options(
             choices[name] = (fitting_type,)
             continue
         candidates = types or default_types(
-            shape[0], guided=name in guided and name not in tensor_types.EMBEDDING_NAMES
+            shape[0], guided=name in guided and name not in LARGE_TABLES
         )
         possible = tuple(kind_name for kind_name in candidates if _divides(kind_name, shape[0]))
         if not possible and types:
@@ -326,13 +327,25 @@ class SensitivityRun:
             method.free_memory()
 
     def _measure_errors_of(self, name: str) -> tuple[_CodeError, dict[str, _CodeError]]:
-        """Return the errors of a tensor's plain codes, and of its codes of each type. Threads share
+        """Return the errors of a tensor's plain codes, and of its codes of each type, on sampled
+        rows. They are weighted by the statistics of the input in the run's own plan. Threads share
         the types.
         """
-        steps = [self.probe_steps[name], *(self.step(name, kind) for kind in self.types[name])]
+        kinds = self.types[name]
+        steps = [self.probe_steps[name], *(self.step(name, kind) for kind in kinds)]
+        statistics = steps[1].statistics
+        sums = [_ErrorSums(step) for step in steps]
         with limit_workers(self.threads), ThreadPoolExecutor(worker_count()) as pool:
-            probe_error, *errors = pool.map(self._measure_error, steps, [name] * len(steps))
-        return probe_error, dict(zip(self.types[name], errors, strict=True))
+            for first, values in sample_rows(steps[1]):
+                weighted_error = _WeightedError(statistics, first)
+                signal = weighted_error(values.astype(np.float64))
+                for _ in pool.map(
+                    lambda total: total.add(first, values, weighted_error, signal),  # noqa: B023
+                    sums,
+                ):
+                    pass
+        probe_error, *errors = (total.error() for total in sums)
+        return probe_error, dict(zip(kinds, errors, strict=True))
 
     def sensitivities(self, probes: Sequence[SensitivityProbe]) -> dict[str, TensorSensitivity]:
         """Return the sensitivity of every tensor that has a choice of types, by name, with the
@@ -392,37 +405,48 @@ class SensitivityRun:
         """
         return self.run_store if probe.uses_run_codes else self.plain_store
 
-    def _measure_error(self, step: TensorPlan, name: str) -> _CodeError:
-        """Return the relative errors of the codes that `step` makes of the tensor's sampled rows.
-        The statistics of the input are those of the run's own plan, even if `step` makes plain
-        codes.
+
+class _ErrorSums:
+    """The errors of one type's codes of a tensor, summed over sampled rows."""
+
+    def __init__(self, step: TensorPlan) -> None:
+        self.step, self.encode = step, step.make_encoder()
+        self.noise = self.input_noise = self.signal = self.plain_noise = self.plain_signal = 0.0
+        self.columns = np.zeros(step.weight.columns)
+        self.rows: list[F64] = []
+
+    def add(
+        self, first: int, values: "F32", weighted_error: "_WeightedError", signal: float
+    ) -> None:
+        """Add the rows `values` of a matrix that begins at row `first`. `signal`: their weighted
+        sum of squares.
         """
-        statistics, encode = self.step(name, self.types[name][0]).statistics, step.make_encoder()
-        noise = input_noise = signal = plain_noise = plain_signal = 0.0
-        columns, rows = np.zeros(statistics.columns), []
-        for first, values in sample_rows(step):
-            rounded = (
-                values
-                if step.type == step.weight.type
-                else ggml.decode(encode(values, first), step.type, statistics.columns, label=name)
+        step = self.step
+        rounded = (
+            values
+            if step.type == step.weight.type
+            else ggml.decode(
+                self.encode(values, first), step.type, values.shape[1], label=step.weight.name
             )
-            weighted_error = _WeightedError(statistics, first)
-            change = (values - rounded).astype(np.float64)
-            exact = values.astype(np.float64)
-            noise, signal = noise + weighted_error(change), signal + weighted_error(exact)
-            input_noise += weighted_error.input_rounding(rounded, step.type)
-            plain_noise, plain_signal = (
-                plain_noise + float((change**2).sum()),
-                plain_signal + float((exact**2).sum()),
-            )
-            columns += (change**2).sum(0) * weighted_error.squares
-            rows.append(change**2 @ weighted_error.squares)
+        )
+        change = (values - rounded).astype(np.float64)
+        squares = change**2
+        self.noise, self.signal = self.noise + weighted_error(change), self.signal + signal
+        self.input_noise += weighted_error.input_rounding(rounded, step.type)
+        self.plain_noise += float(squares.sum())
+        self.plain_signal += float((values.astype(np.float64) ** 2).sum())
+        self.columns += squares.sum(0) * weighted_error.squares
+        self.rows.append(squares @ weighted_error.squares)
+
+    def error(self) -> _CodeError:
+        """Return the relative errors of all rows."""
+        signal, plain_signal = self.signal, self.plain_signal
         return _CodeError(
-            noise / signal if signal else 0.0,
-            input_noise / signal if signal else 0.0,
-            plain_noise / plain_signal if plain_signal else 0.0,
-            worst_share(columns),
-            worst_share(np.concatenate(rows)),
+            self.noise / signal if signal else 0.0,
+            self.input_noise / signal if signal else 0.0,
+            self.plain_noise / plain_signal if plain_signal else 0.0,
+            worst_share(self.columns),
+            worst_share(np.concatenate(self.rows)),
         )
 
 

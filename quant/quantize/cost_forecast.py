@@ -1,26 +1,29 @@
 """Forecast of the time and memory that encoding a plan's tensors takes.
 
-Short trials on this machine give the speeds. Methods whose time is proportional to the number of
-values encode a sample of the plan's own rows. GPTQ encodes random panels of two widths, and factors
-random second moments of two sizes: the time of a row is a n + b n^2 and that of a factor b n^2 + c
-n^3 for n columns, so that wider tensors follow. Trials run on as many threads as the encoding,
-because threads share the memory's bandwidth.
+Short trials on this machine give the speeds. GPTQ encodes random panels of two widths, and factors
+second moments of two sizes: the time of a row of n columns is a n + b n^2, and that of a factor b
+n^2 + c n^3, so that wider tensors follow. The time of other methods is proportional to the number
+of values. Trials run on as many threads as the encoding, because threads share the memory's
+bandwidth. No weight is read, because the weights may not exist yet.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quant.calibration.expected_moments import ExpectedInput
+from quant.calibration.imatrix import ImatrixEntry
 from quant.calibration.statistics import InputStatistics
 from quant.formats import FORMATS
 from quant.methods import METHODS
+from quant.methods.base import RowEncoder
 from quant.methods.gptq import KEPT_FACTORS, PANEL_ROWS, Gptq, panel_rows
 from quant.methods.hessian_factor import factor_moments
-from quant.native import array_backends, ggml
+from quant.native import array_backends, blas_threads
 from quant.native.processors import limit_workers, worker_count
 from quant.quantize.pipeline import MAX_BUFFERED_BYTES
 from quant.quantize.plan import TensorPlan
@@ -31,15 +34,16 @@ if TYPE_CHECKING:
 
 PANEL_TRIAL_COLUMNS = (1024, 2048)
 FACTOR_TRIAL_COLUMNS = (1536, 3072)
-SAMPLE_VALUES = (1 << 14, 1 << 18)  # of a tensor; the second number if the first takes less than
-SHORT_SECONDS = 0.05
+# Rows and columns of a trial of another method: few rows, and more if these take less than
+# SHORT_SECONDS.
+VALUE_TRIAL_ROWS, VALUE_TRIAL_COLUMNS, SHORT_SECONDS = (16, 256), 1024, 0.05
 # Plans with fewer multiplications take less than a minute, and trials would be much of it.
 MIN_MULTIPLICATIONS = 2e11
 # F32 arrays of a panel that exist at the same time: weights, errors, levels, targets, codes of
 # search, and products
 PANEL_ARRAYS = 7
 # F64 matrices while second moments are factored (the damped one, its reversed copy, its factor),
-# and F32 matrices (the moments as read, and the two of the result)
+# the F32 matrix that they are read into, and the two of the result
 F64_MATRICES, F32_MATRICES, FACTOR_MATRICES = 3, 1, 2
 
 
@@ -55,12 +59,25 @@ class CostForecast:
 
 
 @dataclass(frozen=True, slots=True)
-class _Power:
+class PowerCurve:
     """The time of n columns: `low` n^`degree` + `high` n^(`degree` + 1)."""
 
     degree: int
     low: float
     high: float
+
+    @classmethod
+    def through(cls, degree: int, columns: Sequence[int], seconds: Sequence[float]) -> "PowerCurve":
+        """Return the curve through two measurements. If one term were negative, the larger
+        measurement alone decides, with the higher power.
+        """
+        few, many = columns
+        first, second = (
+            value / count**degree for value, count in zip(seconds, columns, strict=True)
+        )
+        high = (second - first) / (many - few)
+        low = first - high * few
+        return cls(degree, low, high) if min(low, high) >= 0 else cls(degree, 0.0, second / many)
 
     def seconds(self, columns: int) -> float:
         """Return the time of `columns` columns."""
@@ -68,7 +85,7 @@ class _Power:
 
 
 @dataclass(frozen=True, slots=True)
-class _RandomMoments:
+class _EqualMoments:
     """Second moments of `columns` inputs that are equally correlated."""
 
     columns: int
@@ -79,9 +96,9 @@ class _RandomMoments:
         """Return the second moments `[columns, columns]`."""
         import numpy as np
 
-        return np.full((self.columns, self.columns), 0.5, np.float32) + np.eye(
-            self.columns, dtype=np.float32
-        )
+        moments = np.full((self.columns, self.columns), 0.5, np.float32)
+        np.fill_diagonal(moments, 1.5)
+        return moments
 
     def squares(self, matrix: int = 0) -> "F32":
         """Return their diagonal `[columns]`."""
@@ -90,10 +107,23 @@ class _RandomMoments:
         return np.full(self.columns, 1.5, np.float32)
 
 
+class _EqualSquares(ImatrixEntry):
+    """Mean squares of columns that are equally important."""
+
+    def mean_squares(self, first: int, last: int, columns: int) -> "F32":
+        """Return ones `[last - first, columns]`."""
+        import numpy as np
+
+        return np.ones((last - first, columns), np.float32)
+
+
 def is_worth_forecasting(steps: Sequence[TensorPlan]) -> bool:
-    """Return whether GPTQ has enough to do that the trials take a small share of its time."""
+    """Return whether GPTQ has enough to do that the trials take a small share of its time. On a GPU
+    it has not: panels are as large as the GPU's memory allows, and trials would be, too.
+    """
     solved = [step.weight for step in steps if isinstance(step.method, Gptq)]
-    return sum(weight.elements * weight.columns for weight in solved) > MIN_MULTIPLICATIONS
+    multiplications = sum(weight.elements * weight.columns for weight in solved)
+    return multiplications > MIN_MULTIPLICATIONS and not array_backends.device()
 
 
 def forecast_cost(steps: Sequence[TensorPlan], threads: int = 0) -> CostForecast:
@@ -103,30 +133,33 @@ def forecast_cost(steps: Sequence[TensorPlan], threads: int = 0) -> CostForecast
     """
     solved = [step for step in steps if isinstance(step.method, Gptq)]
     others = [step for step in steps if step.method and not isinstance(step.method, Gptq)]
-    with limit_workers(threads):
-        factored = _factored_columns(solved)
-        factor_time = _factor_time() if factored else None
-        factor_seconds = sum(factor_time.seconds(columns) for columns in factored if factor_time)
-        seconds = factor_seconds + sum(
-            _panel_time(step.type).seconds(step.weight.columns) * _padded_rows(step)
+    factored = factored_columns(solved)
+    with limit_workers(threads), blas_threads.limit_threads(1):
+        factor_seconds = 0.0
+        if factored:
+            factor_time = _factor_time()
+            factor_seconds = sum(map(factor_time.seconds, factored))
+        row_times = {kind: _row_time(kind) for kind in {step.type for step in solved}}
+        solving_seconds = sum(
+            row_times[step.type].seconds(step.weight.columns) * _padded_rows(step)
             for step in solved
         )
-        speeds: dict[tuple[str, str], float] = {}
+        value_times: dict[tuple[str, str], float] = {}
         for step in others:
             assert step.method
             key = step.method.name, step.type
-            if key not in speeds:
-                speeds[key] = _seconds_per_value(step)
-            seconds += speeds[key] * step.weight.elements
-        memory = _memory_bytes(solved, factored)
+            if key not in value_times:
+                value_times[key] = _seconds_per_value(*key)
+            solving_seconds += value_times[key] * step.weight.elements
+        memory_bytes = MAX_BUFFERED_BYTES + solver_bytes(solved, factored, worker_count())
     for method in METHODS.values():
         method.free_memory()
-    return CostForecast(seconds, memory, factor_seconds)
+    return CostForecast(factor_seconds + solving_seconds, memory_bytes, factor_seconds)
 
 
-def _factored_columns(steps: Iterable[TensorPlan]) -> list[int]:
-    """Return the number of columns of every factor that GPTQ computes for these tensors, with the
-    latest ones kept.
+def factored_columns(steps: Iterable[TensorPlan]) -> list[int]:
+    """Return the number of columns of every factor that GPTQ computes for these tensors, if it
+    keeps the latest ones.
     """
     columns, latest = [], list[tuple[object, int]]()
     for step in steps:
@@ -144,9 +177,9 @@ def _input_key(step: TensorPlan) -> object:
     moments, name = step.statistics.moments, step.weight.name
     if not isinstance(moments, ExpectedInput):
         return id(moments)
-    role = tensor_types.tensor_role(name)
-    group = tensor_types.GROUP_OF_ROLE.get(role, role)
-    return tensor_types.tensor_order(name)[0], group
+    group = tensor_types.GROUP_OF_ROLE.get(tensor_types.tensor_role(name))
+    block = tensor_types.tensor_order(name)[0]
+    return (block, group, step.statistics.matrices) if group else name
 
 
 def _padded_rows(step: TensorPlan) -> int:
@@ -155,66 +188,63 @@ def _padded_rows(step: TensorPlan) -> int:
     return -(-step.statistics.rows // width) * width * step.statistics.matrices
 
 
-def _memory_bytes(solved: Sequence[TensorPlan], factored: Sequence[int]) -> int:
-    """Return the peak bytes of an encoding's arrays: the rows that wait, and with GPTQ the factors
-    and the panels of all threads.
+def solver_bytes(solved: Sequence[TensorPlan], factored: Sequence[int], threads: int) -> int:
+    """Return the peak bytes of GPTQ's arrays: of its factors, and of the larger of another factor
+    in the making and the panels of all threads.
     """
     if not solved:
-        return MAX_BUFFERED_BYTES
+        return 0
     kept = [4 * FACTOR_MATRICES * columns**2 for columns in sorted(factored)[-KEPT_FACTORS:]]
     factoring = (8 * F64_MATRICES + 4 * F32_MATRICES) * max(factored) ** 2
     panel = max(
         4 * PANEL_ARRAYS * panel_rows(step.statistics) * step.weight.columns for step in solved
     )
-    return MAX_BUFFERED_BYTES + max(sum(kept[:-1]) + factoring, sum(kept) + worker_count() * panel)
+    return max(sum(kept[:-1]) + factoring, sum(kept) + threads * panel)
 
 
-@cache
-def _factor_time() -> _Power:
+def _factor_time() -> PowerCurve:
     """Return the time of factoring second moments, measured on this machine."""
-    ops = array_backends.array_backend(array_backends.device())
-
-    def factor(columns: int) -> float:
-        mean = _RandomMoments(columns).mean()
-        return _time(lambda: factor_moments(mean, ops))
-
-    return _fit(2, FACTOR_TRIAL_COLUMNS, [factor(columns) for columns in FACTOR_TRIAL_COLUMNS])
+    ops, columns = array_backends.array_backend(), FACTOR_TRIAL_COLUMNS
+    factor_moments(_EqualMoments(columns[0] // 4).mean(), ops)  # loads what it needs
+    times = [_time(partial(factor_moments, _EqualMoments(count).mean(), ops)) for count in columns]
+    return PowerCurve.through(2, columns, times)
 
 
-@cache
-def _panel_time(kind: str) -> _Power:
+def _row_time(kind: str) -> PowerCurve:
     """Return the time of a row in a GPTQ panel of type `kind`, with all threads busy."""
-    return _fit(1, PANEL_TRIAL_COLUMNS, [_row_seconds(kind, at) for at in PANEL_TRIAL_COLUMNS])
+    columns = PANEL_TRIAL_COLUMNS
+    times = [_trial_seconds("gptq", kind, PANEL_ROWS, count) / PANEL_ROWS for count in columns]
+    return PowerCurve.through(1, columns, times)
 
 
-def _row_seconds(kind: str, columns: int) -> float:
-    """Return the seconds of one row of `columns` columns when all threads encode panels."""
-    import numpy as np
-
-    statistics = InputStatistics("trial", columns, PANEL_ROWS, 1, None, _RandomMoments(columns))
-    encode = METHODS["gptq"].make_encoder(FORMATS[kind], statistics)
-    rows = np.random.default_rng(0).standard_normal((PANEL_ROWS, columns), np.float32)
-    encode(rows[:1], 0)  # factors the second moments
-    seconds = _time_on_threads(lambda: encode(rows, 0))
-    return seconds / (PANEL_ROWS * worker_count())
-
-
-def _seconds_per_value(step: TensorPlan) -> float:
-    """Return the seconds of a value in an encoder whose time does not depend on the columns."""
-    weight, encode = step.weight, step.make_encoder()
-    for values in SAMPLE_VALUES:
-        count = max(1, min(weight.rows, values // weight.columns))
-        rows = ggml.decode(weight.read(0, count), weight.type, weight.columns, label=weight.name)
-        seconds = _time_on_threads(lambda rows=rows: encode(rows, 0))  # type: ignore[misc]
+def _seconds_per_value(method: str, kind: str) -> float:
+    """Return the seconds of a value with a method whose time does not depend on the columns."""
+    for rows in VALUE_TRIAL_ROWS:
+        seconds = _trial_seconds(method, kind, rows, VALUE_TRIAL_COLUMNS)
         if seconds > SHORT_SECONDS:
             break
-    return seconds / (rows.size * worker_count())
+    return seconds / (rows * VALUE_TRIAL_COLUMNS)
 
 
-def _time_on_threads(task: Callable[[], object]) -> float:
-    """Return the seconds until all threads have run `task` once."""
-    with ThreadPoolExecutor(worker_count()) as pool:
-        return _time(lambda: list(pool.map(lambda _: task(), range(worker_count()))))
+def _trial_seconds(method: str, kind: str, rows: int, columns: int) -> float:
+    """Return the seconds in which all threads together encode `rows` random rows each, divided by
+    their number.
+    """
+    import numpy as np
+
+    encode = _trial_encoder(method, kind, rows, columns)
+    values = np.random.default_rng(0).standard_normal((rows, columns), np.float32)
+    encode(values[:1], 0)  # factors the second moments
+    threads = worker_count()
+    with ThreadPoolExecutor(threads) as pool:
+        return _time(lambda: [*pool.map(encode, [values] * threads, [0] * threads)]) / threads
+
+
+def _trial_encoder(method: str, kind: str, rows: int, columns: int) -> RowEncoder:
+    """Return the encoder of a matrix of equally important, equally correlated columns."""
+    squares = _EqualSquares(Path(), 0, columns, (1.0,))
+    statistics = InputStatistics("trial", columns, rows, 1, squares, _EqualMoments(columns))
+    return METHODS[method].make_encoder(FORMATS[kind], statistics)
 
 
 def _time(task: Callable[[], object]) -> float:
@@ -222,18 +252,3 @@ def _time(task: Callable[[], object]) -> float:
     started = time.perf_counter()
     task()
     return time.perf_counter() - started
-
-
-def _fit(degree: int, columns: Sequence[int], seconds: Sequence[float]) -> _Power:
-    """Return the curve through two measurements. If one term were negative, the larger measurement
-    alone decides, with the higher power.
-    """
-    (few, many), (first, second) = (
-        columns,
-        (value / count**degree for value, count in zip(seconds, columns, strict=True)),
-    )
-    high = (second - first) / (many - few)
-    low = first - high * few
-    if low < 0 or high < 0:
-        return _Power(degree, 0.0, second / many)
-    return _Power(degree, low, high)

@@ -82,7 +82,8 @@ class Plan:
 
     `settings` are all inputs except the source that decide the bytes, as JSON. If the moments that
     the method needs are not collected yet, `expected_moments` stands for them. `shard` is set if
-    this is the plan of one file of a split model.
+    this is the plan of one file of a split model. `with_importance` are the names of the tensors
+    that an imatrix, or one to be collected, has data for.
     """
 
     source: Source
@@ -95,6 +96,7 @@ class Plan:
     max_shard_bytes: int = 0  # limit of the bytes of tensors in a file; 0: all in one file
     expected_moments: ExpectedMoments | None = None
     shard: Shard | None = None
+    with_importance: frozenset[str] = frozenset()
 
     @property
     def tensors_without_importance(self) -> tuple[str, ...]:
@@ -309,7 +311,16 @@ def plan_quantization(
         source, kind, overrides, imatrix, max_shard_bytes, method_object, moments, expected
     )
     result = Plan(
-        source, kind, settings, steps, imatrix, moments, method_object, max_shard_bytes, expected
+        source,
+        kind,
+        settings,
+        steps,
+        imatrix,
+        moments,
+        method_object,
+        max_shard_bytes,
+        expected,
+        with_importance=frozenset(with_importance or ()),
     )
     # file_plans raises UserError for a tensor that is too large for a shard
     assert result.file_plans

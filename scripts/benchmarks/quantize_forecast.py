@@ -39,11 +39,14 @@ def main() -> None:
             ]
             child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
             assert child.stdout
-            document = json.loads(child.stdout.read())
+            output = child.stdout.read()
             _, status, usage = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
-            if child.returncode or not document.get("forecast"):
-                sys.exit(f"{kind}: exit {child.returncode}, forecast {document.get('forecast')}")
+            if child.returncode:
+                sys.exit(f"{kind}: exit {child.returncode}")
+            document = json.loads(output)
+            if not document["forecast"]:
+                sys.exit(f"{args.file.name} {kind}: too small for a forecast")
             forecast, resident = document["forecast"], usage.ru_maxrss * 1024
             seconds, expected = document["elapsed_ms"] / 1000, forecast["elapsed_ms"] / 1000
             print(

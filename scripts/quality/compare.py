@@ -331,6 +331,8 @@ def rows(
         sizes[seed] = work.ledger.rows()[key.digest]
         yield key
     for name, flags in methods.items():
+        if name == HAND_MADE and kind not in mixes.SMALLER_TYPE:
+            continue
         for seed in seeds:
             key = work.key(kind, name, flags or "", seed)
             if work.needs_row(key) or name in fresh:
@@ -362,6 +364,7 @@ def add_made_row(work: Work, made: MadeFile) -> Key:
     key = work.key(made.file_type, made.method, MADE_PREFIX + short_sha256(made.path), -1)
     if work.needs_row(key):
         linked = work.file_path(key)
+        linked.unlink(missing_ok=True)
         linked.symlink_to(made.path.absolute())
         work.add_row(key, linked, Cost(made.seconds, 0.0, 0), None)
         linked.unlink(missing_ok=True)
@@ -374,9 +377,9 @@ def make_mix(work: Work, key: Key, size: int) -> tuple[Path, Cost, Cost]:
         work.setting, work.teacher, work.source, key.seed, "theirs"
     )
     mix = (
-        mixes.iq_mix(work.teacher, imatrix, size)
+        mixes.iq_mix(work.teacher, imatrix, size, work.setting.embedding)
         if key.method == IQ
-        else mixes.hand_made_mix(work.teacher, imatrix, key.type, size)
+        else mixes.hand_made_mix(work.teacher, imatrix, key.type, size, work.setting.embedding)
     )
     file = work.file_path(key)
     cost = run_llama_quantize(work.setting, work.teacher, file, mix.file_type, imatrix, mix.flags)

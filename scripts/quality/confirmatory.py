@@ -6,8 +6,7 @@ usage: .venv/bin/python scripts/quality/confirmatory.py FOLDER --tools DIR [--te
 
 The settings of the methods were fixed before these models and texts were looked at
 (llmcli/workflows/certification/settings.json). Every row counts, whatever it says. FOLDER has
-t1024/ and its GGUF file t1024.gguf (train_teacher.py, see docs/quality.md), and the two coders
-without their published grid, coder-0.5b.gguf and coder-1.5b.gguf (break_lattice.py). All teachers
+t1024/ and its GGUF file t1024.gguf (train_teacher.py --set packages), and the two coders without their published grid, coder-0.5b.gguf and coder-1.5b.gguf (break_lattice.py). All teachers
 are scored on t1024's three held-out texts and calibrated with its calibration texts. Finished rows
 stay in FOLDER/rows; an interrupted run resumes. --made adds a file of another program (compare.py).
 --hashes prints the SHA-256 of the teachers and texts instead.
@@ -66,7 +65,7 @@ TEACHERS = (
 
 
 def main() -> int:
-    """Parse the flags and run compare.py for each teacher. Return the largest exit code."""
+    """Parse the flags and run compare.py for each teacher. Return 1 if it fails for any."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tools", type=Path, help="folder of llama-quantize and llama-imatrix")
@@ -85,7 +84,7 @@ def main() -> int:
         return 0
     if args.tools is None:
         parser.error("--tools is needed")
-    codes = [0]
+    codes = []
     for teacher in TEACHERS:
         if teacher.name not in args.teacher:
             continue
@@ -102,7 +101,7 @@ def main() -> int:
             owner, _, value = made.partition("=")
             command += ["--made", value] if owner == teacher.name else []
         codes.append(subprocess.run(command, check=False).returncode)
-    return max(codes)
+    return int(any(codes))
 
 
 def print_hashes(files: list[Path]) -> None:

@@ -15,6 +15,7 @@ from quant.native import ggml
 from quant.quantize.plan import Plan, plan_quantization
 from quant.quantize.write import open_gguf
 from quant.recipes import tensor_types
+from quant.recipes.tensor_types import TypeOverrides
 
 # A tensor moves from one type to the next; a type that is not here to the first larger one.
 LADDER = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
@@ -39,7 +40,7 @@ SMALLER_TYPE = {
     "Q5_K_M": "Q5_K_S",
     "Q6_K": "Q5_K_M",
 }
-FIRST_ROLES, LATER_ROLES = ("v", "output"), ("k", "q")
+FIRST_ROLES, LATER_ROLES = ("v", "out"), ("k", "q")
 EDGE_SHARE = 8  # an eighth of the blocks at either end
 
 
@@ -63,22 +64,29 @@ class TypeMix:
         ]
 
 
-def iq_mix(model: Path, imatrix: Path, nbytes: int) -> TypeMix:
-    """Return the mix of at most `nbytes` bytes that begins with the largest IQ file type."""
-    plans = [file_plan(model, kind, imatrix) for kind in IQ_TYPES]
+def iq_mix(model: Path, imatrix: Path, nbytes: int, embedding: str | None = None) -> TypeMix:
+    """Return the mix of at most `nbytes` bytes that begins with the largest IQ file type.
+    `embedding`: the type of token_embd.weight, None for the recipe's.
+    """
+    plans = [file_plan(model, kind, imatrix, embedding) for kind in IQ_TYPES]
     fitting = [plan for plan in plans if plan.bytes_after <= nbytes]
     best = max(fitting or plans[:1], key=lambda plan: plan.bytes_after)
     return fill(best, nbytes)
 
 
-def hand_made_mix(model: Path, imatrix: Path, file_type: str, nbytes: int) -> TypeMix:
-    """Return the mix of at most `nbytes` bytes that begins with the k-quant below `file_type`."""
-    return fill(file_plan(model, SMALLER_TYPE[file_type], imatrix), nbytes)
+def hand_made_mix(
+    model: Path, imatrix: Path, file_type: str, nbytes: int, embedding: str | None = None
+) -> TypeMix:
+    """Return the mix of at most `nbytes` bytes that begins with the k-quant below `file_type`.
+    `embedding` is as in iq_mix().
+    """
+    return fill(file_plan(model, SMALLER_TYPE[file_type], imatrix, embedding), nbytes)
 
 
-def file_plan(model: Path, file_type: str, imatrix: Path) -> Plan:
+def file_plan(model: Path, file_type: str, imatrix: Path, embedding: str | None = None) -> Plan:
     """Return the plan of llama-quantize's recipe, which ours equals."""
-    return plan_quantization(open_gguf(model), file_type, imatrix=load_imatrix(imatrix))
+    overrides = TypeOverrides(embedding_type=embedding)
+    return plan_quantization(open_gguf(model), file_type, overrides, load_imatrix(imatrix))
 
 
 def fill(plan: Plan, nbytes: int) -> TypeMix:

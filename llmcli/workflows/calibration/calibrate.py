@@ -215,8 +215,9 @@ class _CalibrationRun:
                 else ui.bar(label, total * len(groups), "chunks") as bar
             ):
                 bar.advance(progress.chunks)
-                n_chunks = total * len(groups) - progress.chunks
-                clock = None if parent_bar else _PassClock(n_chunks, ui)
+                # Passes for parts of the model end early, so that the first one says too little.
+                has_clock = parent_bar is None and len(groups) == 1
+                clock = _PassClock(total - progress.chunks, ui) if has_clock else None
                 for group in groups:
                     self._pass(group, progress, file, bar, clock)
             request = self.request
@@ -425,8 +426,8 @@ class _CalibrationRun:
 
 
 class _PassClock:
-    """Tells once how long all passes will take, going by the first chunks. `n_chunks`: the chunks
-    that are left in all passes.
+    """Prints once how long a pass will take, going by the first chunks. `n_chunks`: the chunks that
+    are left.
     """
 
     def __init__(self, n_chunks: int, ui: "UI") -> None:

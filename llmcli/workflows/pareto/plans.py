@@ -17,6 +17,7 @@ from llmcli.workflows.quantization import allocate, apply_folds, plan_mix
 from llmcli.workflows.quantization.method_settings import MeasuredInputs
 from llmcli.workflows.quantization.size_request import SizeRequest
 from quant.calibration import imatrix, moments
+from quant.calibration.expected_moments import ExpectedMoments
 from quant.calibration.imatrix import Imatrix
 from quant.calibration.moments import MomentsFile
 from quant.folds import choose, folded_source
@@ -62,20 +63,21 @@ def build_plans(
         )
     if not (types or sizes) or not methods:
         raise UsageError("nothing to compare", hint=f"--types {DEFAULT_TYPES} --methods ggml")
-    ggml_builder = _make_builder(source, "ggml", "none", (None, None), threads)
+    collects = any(choose.parse_fold_kinds(fold) for fold in folds) or any(
+        method_by_name(method).needs == "moments" for method in methods
+    )
+    has_statistics = bool(collects or settings.imatrix or settings.moments)
+    expected = MeasuredInputs(None, None, ExpectedMoments() if has_statistics else None)
+    ggml_builder = _make_builder(source, "ggml", "none", expected, threads)
     for size in sizes:  # check all sizes before the slow measurements for the first one
         allocate.target_budget(source, ggml_builder.mix_plan, SizeRequest(target_size=size))
-    if (
-        sizes
-        or any(choose.parse_fold_kinds(fold) for fold in folds)
-        or any(method_by_name(method).needs == "moments" for method in methods)
-    ):
+    if sizes or collects:
         opened.write_weights()
     measured = _load_statistics(source, settings, methods, folds, threads, placement, config, ui)
     plans = {}
     for fold in folds:
         for method in methods:
-            builder = _make_builder(source, method, fold, measured, threads)
+            builder = _make_builder(source, method, fold, MeasuredInputs(*measured, None), threads)
             for kind in [*types, *sizes]:
                 sizing = SizeRequest(target_size=kind) if kind in sizes else SizeRequest()
                 plan, _ = plan_mix.build_plan(sizing, builder, kind, NO_OVERRIDES, config, ui)
@@ -133,13 +135,13 @@ def _load_statistics(
 
 
 def _make_builder(
-    source: "Source", method: str, fold: str, statistics: MeasuredStatistics, threads: int
+    source: "Source", method: str, fold: str, inputs: MeasuredInputs, threads: int
 ) -> plan_mix.PlanBuilder:
     """Return a plan builder for one method and fold.
 
     Its provenance equals that in `quantize`, so that both commands share cached measurements.
     """
-    inputs, has_fold = MeasuredInputs(*statistics, None), bool(choose.parse_fold_kinds(fold))
+    has_fold = bool(choose.parse_fold_kinds(fold))
     provenance = {"method": method, "fold": fold * has_fold, **inputs.digests}
 
     def build(kind: str, overrides: TypeOverrides) -> "Plan":

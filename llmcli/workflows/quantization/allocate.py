@@ -328,12 +328,7 @@ def _type_choices(
     if types:
         return choices
     plan = build_plan({name: kinds[0] for name, kinds in choices.items()})
-    guided = {
-        step.weight.name
-        for step in plan.steps
-        if step.statistics.mean_squares is not None or step.statistics.moments is not None
-    }
-    return sensitivity.type_options(source, guided=guided)
+    return sensitivity.type_options(source, guided=plan.with_importance)
 
 
 def _fixed_bytes(

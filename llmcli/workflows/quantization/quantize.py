@@ -413,7 +413,8 @@ def write(
     ) as target:
         certify.require_disk_space(plan, target, job.verify_request, config)
         is_present = not output.dry_run and not output.force and is_finished(plan, target)
-        forecast = None if is_present else print_forecast(plan, output.threads, ui)
+        has_forecast = not (is_present or request.method.sequential)
+        forecast = print_forecast(plan, output.threads, ui) if has_forecast else None
         result = QuantizeResult(
             plan,
             target,
@@ -445,15 +446,14 @@ def write(
 
 
 def print_forecast(plan: "Plan", threads: int, ui: "UI") -> "CostForecast | None":
-    """Print how long the encoding will take and how much memory, and return it. Return None if that
-    is not worth measuring, or if statistics are collected in between.
+    """Print how long encoding the whole file takes and how much memory, and return it. Return None
+    if that is not worth measuring.
     """
     from llmcli.hardware.host import resident_memory
     from llmcli.units import format_duration, format_size
     from quant.quantize import cost_forecast
 
-    is_blockwise = plan.expected_moments is not None and bool(plan.expected_moments.digest)
-    if is_blockwise or not cost_forecast.is_worth_forecasting(plan.steps):
+    if not cost_forecast.is_worth_forecasting(plan.steps):
         return None
     forecast = cost_forecast.forecast_cost(plan.steps, threads)
     memory_bytes = forecast.memory_bytes + (resident_memory() or 0)

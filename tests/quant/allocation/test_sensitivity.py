@@ -386,7 +386,9 @@ def test_a_role_with_iq_types_is_measured_in_one_of_them_apart_from_the_others()
     assert (fine.names, coarse.names, codebook.names) == (tuple(names), tuple(names), (names[0],))
     kinds = [probe.type_of(types[names[0]]) for probe in (fine, coarse, codebook)]
     assert kinds == ["Q4_K", "Q2_K", "IQ3_XXS"]
-    assert codebook.label == f"{names[0]}"
+    assert codebook.label == names[0]
+    only_iq = dict.fromkeys(names, ("IQ2_XXS", "IQ3_XXS", "IQ4_XS"))
+    assert [probe.uses_codebook for probe in probes.role_probes(only_iq)] == [False, False]
 
 
 def test_the_correction_of_iq_types_is_their_own() -> None:

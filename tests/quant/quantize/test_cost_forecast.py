@@ -9,6 +9,7 @@ from quant.calibration.expected_moments import ExpectedMoments
 from quant.calibration.moments import load_moments
 from quant.calibration.moments_writer import MomentSums, write_moments
 from quant.quantize import cost_forecast, pipeline
+from quant.quantize.cost_forecast import PowerCurve
 from quant.quantize.plan import Plan, plan_quantization
 from quant.quantize.write import open_gguf
 from tests.quant import tiny_gguf
@@ -48,7 +49,7 @@ def plan(model: Path, tmp_path: Path) -> Plan:
 def test_shared_moments_are_factored_once(plan: Plan) -> None:
     solved = [step for step in plan.steps if step.method and step.method.name == "gptq"]
     assert len(solved) == 5 * LAYERS
-    columns = cost_forecast._factored_columns(solved)
+    columns = cost_forecast.factored_columns(solved)
     assert sorted(columns) == sorted([HIDDEN, HIDDEN, FFN] * LAYERS)
     expected = plan_quantization(plan.source, "Q4_K_M", method="gptq", expected=ExpectedMoments())
     layer_inputs = {
@@ -56,25 +57,26 @@ def test_shared_moments_are_factored_once(plan: Plan) -> None:
         for step in expected.steps
         if step.weight.name in {weight.weight.name for weight in solved}
     }
-    assert cost_forecast._factored_columns(layer_inputs.values()) == columns
+    assert cost_forecast.factored_columns(layer_inputs.values()) == columns
 
 
 def test_wider_tensors_follow_from_two_widths() -> None:
-    curve = cost_forecast._fit(1, (1024, 2048), [3 * n + 0.01 * n**2 for n in (1024, 2048)])
+    widths = (1024, 2048)
+    curve = PowerCurve.through(1, widths, [3 * n + 0.01 * n**2 for n in widths])
     assert curve.seconds(14336) == pytest.approx(3 * 14336 + 0.01 * 14336**2)
-    cubic = cost_forecast._fit(2, (100, 200), [0.5 * n**3 for n in (100, 200)])
+    cubic = PowerCurve.through(2, widths, [0.5 * n**3 for n in widths])
     assert cubic.seconds(1000) == pytest.approx(0.5e9)
     # the first measurement was disturbed: the term that would be negative is left out
-    assert cost_forecast._fit(1, (100, 200), [9e9, 200**2]).seconds(1000) == pytest.approx(1e6)
+    assert PowerCurve.through(1, (100, 200), [9e9, 200**2]).seconds(1000) == pytest.approx(1e6)
 
 
 def test_the_forecast_adds_factors_panels_and_other_values(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, factor = cost_forecast._Power(1, 2.0, 0.0), cost_forecast._Power(2, 3.0, 0.0)
-    monkeypatch.setattr(cost_forecast, "_panel_time", lambda kind: row)
+    row, factor = PowerCurve(1, 2.0, 0.0), PowerCurve(2, 3.0, 0.0)
+    monkeypatch.setattr(cost_forecast, "_row_time", lambda kind: row)
     monkeypatch.setattr(cost_forecast, "_factor_time", lambda: factor)
-    monkeypatch.setattr(cost_forecast, "_seconds_per_value", lambda step: 5.0)
+    monkeypatch.setattr(cost_forecast, "_seconds_per_value", lambda method, kind: 5.0)
     forecast = cost_forecast.forecast_cost(plan.steps, threads=1)
     factors = LAYERS * 3.0 * (2 * HIDDEN**2 + FFN**2)
     weights = {step.weight.name: step.weight for step in plan.steps}
@@ -93,20 +95,22 @@ def test_the_forecast_adds_factors_panels_and_other_values(
     assert forecast.memory_bytes > pipeline.MAX_BUFFERED_BYTES
 
 
-def test_trials_of_a_machine_find_times_that_grow_with_the_columns(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cost_forecast, "PANEL_TRIAL_COLUMNS", (256, 512))
-    monkeypatch.setattr(cost_forecast, "FACTOR_TRIAL_COLUMNS", (256, 512))
-    row, factor = (
-        cost_forecast._panel_time.__wrapped__("Q4_K"),
-        cost_forecast._factor_time.__wrapped__(),
-    )
-    assert 0 < row.seconds(256) < row.seconds(2048) and 0 < factor.seconds(256) < factor.seconds(
-        2048
-    )
-    searched = next(step for step in plan.steps if step.method and step.method.name == "search")
-    assert cost_forecast._seconds_per_value(searched) > 0
+def test_memory_is_that_of_the_factors_and_of_a_further_one_or_the_panels(plan: Plan) -> None:
+    solved = [step for step in plan.steps if step.method and step.method.name == "gptq"]
+    mebi = 1 << 20
+    # 8 bytes for each value of a factor, 28 for one in the making; panels of 7 floats a value
+    assert cost_forecast.solver_bytes(solved, [1024, 512, 1024], 0) == (8 + 28) * mebi
+    assert cost_forecast.solver_bytes(solved, [1024], 1) == 28 * mebi
+    panel = 4 * 7 * FFN * 256
+    assert cost_forecast.solver_bytes(solved, [FFN], 8) == 8 * FFN**2 + 8 * panel
+    assert cost_forecast.solver_bytes([], [], 8) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("gptq", "Q4_K"), ("search", "Q6_K"), ("ggml", "IQ2_XXS")]
+)
+def test_trials_need_no_weights_and_no_statistics(method: str, kind: str) -> None:
+    assert cost_forecast._trial_seconds(method, kind, 2, 256) > 0
 
 
 def test_only_long_work_is_forecast(plan: Plan) -> None:
