@@ -74,9 +74,12 @@ def compare(path: Path, args: argparse.Namespace) -> bool:
             contexts[name] = stack.enter_context(open_context(model, options))
         for tokens in passes(model, args.tokens, args.pass_tokens):
             found = {name: predict(context, tokens, name) for name, context in contexts.items()}
+            tops = {name: scores.argmax(-1) for name, scores in found.items()}
+            chances = {name: np.exp(found[name]) for name in {one for one, _ in PAIRS}}
             for one, other in PAIRS:
-                sums[one, other] += divergence(found[one], found[other])
-                same[one, other] += int((found[one].argmax(-1) == found[other].argmax(-1)).sum())
+                terms = chances[one] * (found[one] - found[other])
+                sums[one, other] += float(terms.sum(dtype=np.float64))
+                same[one, other] += int((tops[one] == tops[other]).sum())
             count += len(tokens)
     print(f"{path.stem}: {count} tokens")
     for pair in PAIRS:
@@ -103,11 +106,6 @@ def predict(context: Context, tokens: list[int], name: str) -> Floats:
     logits = np.stack([row.logits for row in context.decode(rows)])
     logits -= logits.max(-1, keepdims=True)
     return np.asarray(logits - np.log(np.exp(logits).sum(-1, keepdims=True)), np.float32)
-
-
-def divergence(one: Floats, other: Floats) -> float:
-    """Return the sum of the divergences of the rows."""
-    return float((np.exp(one, dtype=np.float64) * (one - other)).sum())
 
 
 if __name__ == "__main__":
