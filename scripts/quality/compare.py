@@ -305,7 +305,7 @@ def arguments() -> argparse.Namespace:
 
 
 def rows(
-    work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: list[str]
+    work: Work, kind: str, methods: dict[str, str | None], seeds: range, fresh: list[str]
 ) -> Iterator[Key]:
     """Make the missing rows of one file type, and yield the keys of all its rows, the baselines
     first. `methods`: flags by name, None for a mix of llama-quantize. `fresh`: methods whose rows
