@@ -48,12 +48,32 @@ def print_plan_notes(plan: "Plan", ui: UI) -> None:
         )
     _note_few_rows(plan, ui)
     _note_slow_methods(plan, ui)
+    _note_other_methods(plan, ui)
+
+
+def _note_other_methods(plan: "Plan", ui: UI) -> None:
+    """Print a note about the tensors that get their codes from another method than the plan's,
+    because their input has no second moments, or the method does not suit them.
+    """
     for name, steps in plan.methods.items():
-        if name != plan.method.name:
-            types = ", ".join(sorted({step.type for step in steps}))
+        if name == plan.method.name:
+            continue
+        unmeasured, others = [], []
+        for step in steps:
+            has_moments = plan.method.needs != "moments" or step.statistics.moments is not None
+            (others if has_moments else unmeasured).append(step)
+        if unmeasured:
+            names = [step.weight.name for step in unmeasured[:3]]
+            names += [] if len(unmeasured) <= 3 else ["…"]
             ui.note(
-                f"{format_count(len(steps), 'tensor')} quantized by {name}, because "
-                f"{plan.method.name} does not support the type: {types}"
+                f"{format_count(len(unmeasured), 'tensor')} quantized by {name}, because there are "
+                f"no second moments of the input: {', '.join(names)}"
+            )
+        if others:
+            types = ", ".join(sorted({step.type for step in others}))
+            ui.note(
+                f"{format_count(len(others), 'tensor')} quantized by {name}, because "
+                f"{plan.method.name} does not suit the role or the type: {types}"
             )
 
 
