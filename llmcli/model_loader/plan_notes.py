@@ -7,7 +7,7 @@ from llmcli.units import format_count
 from quant.installation import install_kernels_advice
 
 if TYPE_CHECKING:
-    from quant.quantize.plan import Plan
+    from quant.quantize.plan import Plan, TensorPlan
 
 
 # With fewer activation rows per column of a weight, a longer calibration text still improves the
@@ -58,7 +58,8 @@ def _note_other_methods(plan: "Plan", ui: UI) -> None:
     for name, steps in plan.methods.items():
         if name == plan.method.name:
             continue
-        unmeasured, others = [], []
+        unmeasured: list[TensorPlan] = []
+        others: list[TensorPlan] = []
         for step in steps:
             has_moments = plan.method.needs != "moments" or step.statistics.moments is not None
             (others if has_moments else unmeasured).append(step)
