@@ -257,11 +257,12 @@ class Admission:
         order, if it read a beginning of this prompt. Return None if there is none.
         """
         scope = self._sharing_scope(sequence)
-        for other in self.state.waiting if slot is None else ():
+        for other in self.state.waiting:
             load = other.disk_read.load
             if load is None or load.is_running or load.future.exception() is not None:
                 continue
-            is_shared = not self.names_slot(other) and self._sharing_scope(other) == scope
+            named_slot = other.request.slot if self.names_slot(other) else None
+            is_shared = named_slot == slot and self._sharing_scope(other) == scope
             found = load.future.result()
             length = len(found.tokens) if found is not None else 0
             shared_length = min(_common_length(sequence, other), len(sequence.tokens) - 1)

@@ -24,6 +24,7 @@ from llmcli.runtime.disk_cache.folder import StateFolder, list_files
 from llmcli.runtime.engine.waiting_queue import FAIR_PASSES
 from llmcli.runtime.open_disk_cache import open_disk_cache
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.full_disk import full_disk
@@ -362,6 +363,34 @@ def test_two_requests_for_one_slot_read_a_file_once(
         for _ in range(3):
             assert engine.step() == []
         held.is_released.set()
+        while engine.is_busy:
+            engine.step()
+        assert [ids(engine.pop_answer(number)) for number in numbers] == [first] * 2
+    assert len(held.names) == 1
+
+
+def test_a_read_that_ends_while_requests_are_admitted_serves_both_of_its_slot(
+    stories_gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(stories_gguf, folder)
+    with opened(stories_gguf, folder, slots=4, ctx_size=2048) as (runner, cache):
+        held, engine = HeldReads(cache, monkeypatch), runner.engine
+        admission = engine.scheduler.admission
+        waits = admission._waits_for_prefix
+        request = Request(PROMPT, GREEDY, 4, ignore_eos=True, slot=2)
+        numbers = [engine.submit(request)]
+        assert engine.step() == []
+
+        def end_read(sequence: Sequence) -> bool:
+            """End the read when the second request is looked at, after the first one was."""
+            if sequence.id == numbers[-1]:
+                held.is_released.set()
+                for load in admission.loading:
+                    load.future.result(60)
+            return waits(sequence)
+
+        monkeypatch.setattr(admission, "_waits_for_prefix", end_read)
+        numbers.append(engine.submit(request))
         while engine.is_busy:
             engine.step()
         assert [ids(engine.pop_answer(number)) for number in numbers] == [first] * 2
