@@ -194,6 +194,7 @@ class BatchExecutor:
             return
         task = self._engine_work_tasks[0]
         assert task.engine_work is not None
+        self.engine.settle()
         try:
             result: Document | UserError | None = next(task.engine_work)
         except UserError as error:

@@ -207,6 +207,7 @@ class Runner:
             else max(1, parts.speculation.exact_rows if parts.speculation else 1),
             token_bytes=self._predict_token_bytes(),
             thread_team=parts.thread_team,
+            overlaps_passes=parts.options.overlaps_passes,
         )
         # The sizes are read only once: they never change, and each query leaks a few bytes in
         # llama.cpp.

@@ -28,6 +28,7 @@ KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
     "quant/native/blocks.c": ("-O3",),
     "llmcli/runtime/binding/kernels/row.c": ("-O3", "-ffp-contract=fast"),
     "llmcli/runtime/binding/kernels/row_draws.c": ("-O3",),
+    "llmcli/runtime/binding/kernels/pass_thread.c": ("-O3",),
 }
 GEMM_SOURCES: dict[str, tuple[str, ...]] = {
     "llmcli/runtime/binding/kernels/gemm.c": ("-O3", "-ffp-contract=fast")

@@ -125,6 +125,11 @@ class DiskCache:
         self._pending.pop(slot, None)
         self._pending[slot] = None
 
+    @property
+    def has_pending(self) -> bool:
+        """Return whether states of finished answers are still to be copied."""
+        return bool(self._pending)
+
     def save_part(self, is_idle: bool) -> bool:
         """Copy the next part of a state to the queue of the writer. `is_idle`: no answers run, which
         would wait for a long copy. Return False if nothing can be copied now.

@@ -17,6 +17,7 @@ from llmcli.runtime.binding.contexts.context import Aborted, NoSlot
 from llmcli.runtime.binding.rows.batch import BatchRows
 from llmcli.runtime.engine.forward_pass import ForwardPass, SequenceRows
 from llmcli.runtime.engine.interruption import RunningPass, is_worth_interrupting
+from llmcli.runtime.engine.pass_ahead import BackgroundDecoder, PassAhead, plan_pass_ahead
 from llmcli.runtime.engine.prompt_checkpoints import checkpoint_lengths
 from llmcli.runtime.engine.schedule import EngineLoad, QueueFull, Schedule
 from llmcli.runtime.engine.scheduler import Scheduler
@@ -44,7 +45,7 @@ from llmcli.types import Event, Finish, PromptProgress
 SINGLE_CONVERSATION = Schedule()
 
 
-class ForwardContext(BatchedMemory, Protocol):
+class ForwardContext(BatchedMemory, BackgroundDecoder, Protocol):
     """The methods of a context that the engine calls, in addition to those for the scheduler and
     the ledger.
     """
@@ -87,14 +88,16 @@ class Engine:
         exact_rows: int = 1,
         token_bytes: float = 0.0,
         thread_team: ThreadTeam | None = None,
+        overlaps_passes: bool = False,
     ) -> None:
         """`native`: makes llama.cpp's sampler chains; None uses numpy. `keeps_idle`: whether the
         end of an idle slot can be evicted alone (see Ledger). `prefill_reader`: a second context
         for prompts, or None. `exact_rows`: see StrategyResources. `token_bytes`: bytes of a token
         in the KV cache; 0 if unknown. `thread_team`: changes the number of threads of the context;
-        None to leave it.
+        None to leave it. `overlaps_passes`: whether the next pass begins as soon as the tokens are
+        drawn, while their texts are handled (pass_ahead.py).
         """
-        self.thread_team = thread_team
+        self.thread_team, self.overlaps_passes = thread_team, overlaps_passes
         self.context, self.prefill_reader = context, prefill_reader
         self.ledger = Ledger(context, keeps_idle)
         self.scheduler = Scheduler(context, self.ledger, schedule, token_bytes)
@@ -106,6 +109,7 @@ class Engine:
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._current_pass: ForwardPass | None = None  # the scheduled pass being computed
+        self._pass_ahead: PassAhead | None = None  # the begun pass of the next step
         self._was_empty = False  # whether the last step had nothing to compute
         # rows of the pass being computed, or of the last one; EngineWatch resets it
         self.pass_rows = 0
@@ -173,6 +177,7 @@ class Engine:
         """Assert that the ledger agrees with llama.cpp's positions and with the running sequences.
         Used by tests.
         """
+        self.settle()
         self.ledger.check()
         busy = sum(1 + len(sequence.branch_slots) for sequence in self.scheduler.running.values())
         assert self.ledger.n_idle == self.context.n_seq_max - busy, (self.ledger.n_idle, busy)
@@ -317,7 +322,8 @@ class Engine:
         """
         events: list[Event] = []
         self._was_empty = False
-        plan = self._single_token_pass()
+        ahead = self._take_pass_ahead(events)
+        plan = ahead.plan if ahead else self._single_token_pass()
         is_scheduled = plan is None
         if plan is None:
             plan = self._schedule_pass(events)
@@ -332,20 +338,24 @@ class Engine:
                 return events
             self._report_starts(plan)
         self.pass_rows = len(plan.tokens)
-        joint_draw = self._prepare_draws(plan) if len(plan.shares) > 1 else None
+        is_joint = len(plan.shares) > 1 or self.overlaps_passes
+        joint_draw = self._prepare_draws(plan) if is_joint else None
         start_time = time.perf_counter()
         try:
-            rows = self._compute(plan, is_scheduled)
+            rows = self._end_pass_ahead(ahead) if ahead else self._compute(plan, is_scheduled)
         except (Aborted, NoSlot, UserError) as error:
+            if ahead:  # the next step computes it again, and reports the error
+                self._restore(plan)
+                return events
             return events + self._handle_failed_pass(plan, error)
         finally:
             # so that a later cancel() does not abort the next pass, which may belong to other
             # sequences
             self._current_pass = None
-        seconds = time.perf_counter() - start_time
+        seconds = self._compute_seconds if ahead else time.perf_counter() - start_time
         self._n_passes += 1
         self._n_pass_sequences += len(plan.shares)
-        if is_scheduled:
+        if is_scheduled or len(plan.tokens) > 1:
             compute_seconds = self._compute_seconds
             self.scheduler.record_pass(len(plan.tokens), seconds, compute_seconds)
             if self._pass_cells is not None:
@@ -355,16 +365,72 @@ class Engine:
             self._single_passes.add(plan.positions[0], self.ledger.used_cells, seconds)
         if joint_draw is not None:
             joint_draw.draw(rows)
+            self._begin_pass_ahead(plan)
         first = 0
         for sequence, count, n_logits in plan.shares:
             events += self._advance(sequence, count, iter(rows[first : first + n_logits]), seconds)
             first += n_logits
         return events
 
+    def settle(self) -> None:
+        """Drop the pass that was begun ahead of its step, if there is one. To be called between
+        two steps before anything else reads or changes the cache.
+        """
+        ahead, self._pass_ahead = self._pass_ahead, None
+        if ahead:
+            ahead.drop_all()
+
+    def _begin_pass_ahead(self, plan: ForwardPass) -> None:
+        """Begin the pass after `plan`, whose tokens are drawn, if all requests run in it and there
+        is room for it without evicting cells.
+        """
+        ledger, disk_cache = self.ledger, self.scheduler.disk_cache
+        if (
+            not self.overlaps_passes
+            or len(plan.shares) != len(self._live)
+            or not (self.context.can_begin_decode and ledger.can_fork and ledger.keeps_idle)
+            # the cells of `plan` are not recorded yet
+            or ledger.used_cells + len(plan.tokens) + len(plan.shares) > ledger.size
+            or (disk_cache is not None and disk_cache.has_pending)
+        ):
+            return
+        following = plan_pass_ahead(plan)
+        if following is None or (
+            self.prefill_reader is not None and self.prefill_reader.can_compute(following)
+        ):
+            return
+        try:
+            self._pass_ahead = PassAhead(self.context, ledger, following)
+        except OSError:  # the system gives no thread
+            self.overlaps_passes = False
+
+    def _take_pass_ahead(self, events: list[Event]) -> PassAhead | None:
+        """Return the pass that was begun for this step, without the rows of sequences that have
+        ended or got another token. Return None if no row is left. Cancelled sequences of the pass
+        are ended, and their last events are appended to `events`.
+        """
+        ahead = self._pass_ahead
+        if ahead is None:
+            return None
+        for share in ahead.plan.shares:
+            if share.sequence.is_cancelled:
+                events.append(self._close(share.sequence, "cancelled"))
+        ahead.drop_unfit()
+        self._pass_ahead = None
+        return ahead if ahead.plan.shares else None
+
+    def _end_pass_ahead(self, ahead: PassAhead) -> SequenceOf[RowLogits]:
+        """Wait for a pass that was begun ahead, and return its rows of logits."""
+        self._pass_cells = self.ledger.used_cells
+        rows, self._compute_seconds = ahead.end()
+        if self.thread_team:
+            self.thread_team.observe_pass(len(rows), self._compute_seconds)
+        return rows
+
     def _prepare_draws(self, plan: ForwardPass) -> JointDraw | None:
         """Prepare one draw for all sequences whose next token is drawn from one row of logits.
         Their strategies take the tokens over in `_advance`. Return None if there are fewer than
-        two.
+        two, and passes do not overlap.
 
         This is faster before the pass than after it, when nothing is left in the CPU caches.
         """
@@ -380,7 +446,8 @@ class Engine:
                 if draw is not None:
                     draws.append(draw)
             row += n_logits
-        return native.prepare_draws(draws) if len(draws) > 1 else None
+        is_joint = len(draws) > 1 or (bool(draws) and self.overlaps_passes)
+        return native.prepare_draws(draws) if is_joint else None
 
     def _schedule_pass(self, events: list[Event]) -> ForwardPass:
         """Return the next pass of the scheduler. It is empty when there is nothing to compute.
@@ -618,6 +685,8 @@ class Engine:
         """End a sequence: release its slots, and store its answer for `pop_answer`. Return its last
         event.
         """
+        if self._pass_ahead:
+            self._pass_ahead.drop(sequence)
         remaining_text = sequence.strategy.finish(sequence, finish)
         sequence.text.append(remaining_text)
         sequence.finish = finish

@@ -29,6 +29,8 @@ class RunOptions(PlacementOptions):
       model has parts.
     - `adapts_threads`: use fewer threads for tokens while other programs use the processor
       (engine/thread_team.py).
+    - `overlaps_passes`: begin the next pass while the texts of drawn tokens are handled
+      (engine/pass_ahead.py), which needs a processor that computes no pass.
     - `gemm`: "ggml" leaves all matrix products to ggml. "auto" uses llmcli's own code for products
       of many rows where it is faster (binding/kernels/gemm.py).
     """
@@ -48,6 +50,7 @@ class RunOptions(PlacementOptions):
     prefill_cells: int = 0
     saves_states: bool = False
     adapts_threads: bool = False
+    overlaps_passes: bool = False
     gemm: str = "auto"
 
     def with_placement(self, placement: PlacementOptions) -> "RunOptions":

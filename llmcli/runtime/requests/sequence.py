@@ -56,6 +56,13 @@ class DecodingStrategy(Protocol):
         """
         ...
 
+    def next_token(self, sequence: "Sequence") -> int | None:
+        """Return the token that accept() will probably append after the planned draw was made, so
+        that the pass after it can begin before. Return None if it is not known, if accept() reads
+        the row of logits, or if no pass follows.
+        """
+        ...
+
     def accept(
         self, sequence: "Sequence", rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:

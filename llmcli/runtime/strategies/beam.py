@@ -145,6 +145,10 @@ class BeamSearch:
         """Return None: a beam search draws nothing."""
         return None
 
+    def next_token(self, sequence: Sequence) -> int | None:
+        """Return None: the next tokens depend on the logits of all beams."""
+        return None
+
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:

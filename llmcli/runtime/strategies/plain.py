@@ -72,6 +72,17 @@ class PlainStrategy:
         )
         return self.planned
 
+    def next_token(self, sequence: Sequence) -> int | None:
+        """Return the token of the planned draw. Return None if it was not drawn or ends the answer,
+        if the answer has its last token then, or if log-probabilities are read from the row.
+        """
+        planned, request, n_tokens = self.planned, sequence.request, len(sequence.times)
+        if planned is None or planned.token is None or request.logprobs:
+            return None
+        if n_tokens + 1 == request.max_tokens or n_tokens < len(sequence.replayed.tokens):
+            return None
+        return None if self._is_end(request, planned.token) else planned.token
+
     def accept(
         self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
@@ -111,9 +122,7 @@ class PlainStrategy:
             sample_seconds = time.perf_counter() - begun
         n_tokens = len(sequence.times)
         token = replayed.tokens[n_tokens] if n_tokens < len(replayed.tokens) else drawn
-        is_end = token in self.conditions.stop_tokens or (
-            not request.ignore_eos and self.vocabulary.is_end(token)
-        )
+        is_end = self._is_end(request, token)
         if is_end and thinking is not None and thinking.is_bounded:
             return self._close_thinking(sequence, thinking)
         if is_end and not request.score_prompt:
@@ -124,6 +133,12 @@ class PlainStrategy:
             events, finish = self._close_thinking(sequence, thinking)
             return [event, *events], finish
         return [event], finish
+
+    def _is_end(self, request: Request, token: int) -> bool:
+        """Return whether a token ends the answer or its thinking."""
+        return token in self.conditions.stop_tokens or (
+            not request.ignore_eos and self.vocabulary.is_end(token)
+        )
 
     def _close_thinking(
         self, sequence: Sequence, thinking: ThinkingTracker

@@ -123,6 +123,13 @@ class SpeculativeStrategy(GuidedStrategy):
         self.was_alone = self.ledger.n_busy == 1
         return events, finish
 
+    def next_token(self, sequence: Sequence) -> int | None:
+        """Return the token of the planned draw as plain decoding does. Return None if guesses may
+        follow it in the next pass.
+        """
+        may_guess = self.drafters and self.can_drop_cells and self.ledger.n_busy == 1
+        return None if may_guess else super().next_token(sequence)
+
     def _guess(self, sequence: Sequence) -> None:
         """Fill `sequence.draft` with the guesses of the drafter that is expected to save the most
         time. The draft stays empty if none saves any, and while other answers run: it would not

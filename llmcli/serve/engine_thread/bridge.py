@@ -365,8 +365,12 @@ class EngineBridge:
         """Copy a part of the state of a finished answer, to be written to the prefix cache on disk.
         `is_idle`: no answers run. Return False if nothing can be copied now.
         """
-        disk_cache = self.runner.engine.scheduler.disk_cache
-        return disk_cache is not None and disk_cache.save_part(is_idle)
+        engine = self.runner.engine
+        disk_cache = engine.scheduler.disk_cache
+        if disk_cache is None or not disk_cache.has_pending:
+            return False
+        engine.settle()
+        return disk_cache.save_part(is_idle)
 
     def _step(self) -> None:
         """Run one step of the engine and pass its events to the batcher."""
@@ -497,6 +501,7 @@ class EngineBridge:
                 future.set_exception(self._error or ServerStopping())
                 return
             try:
+                self.runner.engine.settle()
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)

@@ -73,7 +73,8 @@ def test_the_runtime_flags_are_the_fields_of_run_options() -> None:
 
     # llmcli sets these fields, and PlacementFlags those of the placement
     without_flag = {
-        *("profile", "scoring_outputs", "prefill_cells", "saves_states", "adapts_threads"),
+        *("profile", "scoring_outputs", "prefill_cells", "saves_states"),
+        *("adapts_threads", "overlaps_passes"),
         *PLACEMENT_FIELDS,
     }
     assert {flag.name for flag in RUNTIME_FLAGS} == {

@@ -7,6 +7,7 @@ kv_cache/ledger.py.
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.contexts.context_options import ContextOptions
+from llmcli.runtime.binding.kernels import pass_thread
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
+from llmcli.runtime.binding.kernels.pass_thread import PassThread
 from llmcli.runtime.binding.kv_state import sequence_state
 from llmcli.runtime.binding.kv_state.positions import (
     Positions,
@@ -51,6 +54,16 @@ class Aborted(Exception):
 
 class NoSlot(Exception):
     """Raised when the KV cache has no room for a batch. The cache is unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BegunPass:
+    """A pass that the pass thread computes: its rows, and the positions that it adds to each
+    sequence.
+    """
+
+    rows: BatchRows
+    added: tuple[Span, ...]
 
 
 class Context:
@@ -126,6 +139,8 @@ class Context:
         )
         # called with the rows of every pass after it, while its hidden states can be read
         self.on_computed: Callable[[BatchRows], None] | None = None
+        self._pass_thread: PassThread | None = None  # started by the first begin_decode()
+        self._begun_pass: _BegunPass | None = None  # until end_decode()
         self._rows: dict[int, LogitsRow] = {}  # LogitsRow objects for reuse, by address
         # addresses as plain integers, because creating a ctypes pointer for each token is slow
         # right after a pass
@@ -154,6 +169,10 @@ class Context:
             self._forward(self._batch, added)
         if self.on_computed:
             self.on_computed(rows)
+        return self._wanted_rows(rows)
+
+    def _wanted_rows(self, rows: BatchRows) -> list[LogitsRow]:
+        """Return the logits of the rows of the last pass that asked for them."""
         # a shortcut for one row, the most frequent case: code is slow right after a pass
         if len(rows) == 1 and rows.wants_logits[0]:
             return [self.logits_row(0)]
@@ -164,6 +183,55 @@ class Context:
             # on a GPU llama_decode returns before the pass is complete; only reading a row waits
             lib().llama_synchronize(self.pointer)
         return result
+
+    @cached_property
+    def can_begin_decode(self) -> bool:
+        """Return whether `begin_decode` can compute passes: llmcli's C code is installed, the cells
+        of a pass can be removed again, and nothing reads hidden states of a pass.
+        """
+        return not (
+            self.is_recurrent
+            or self.n_swa
+            or self.outputs_states
+            or self.outputs_final_states
+            or pass_thread.load_library() is None
+        )
+
+    def begin_decode(self, rows: BatchRows) -> None:
+        """Start to compute a pass on another thread, in which no row belongs to a tree. Until
+        `end_decode` has returned or raised, no other method may be called that reads or changes the
+        cache, or computes a pass. The logits of the last pass can no longer be read.
+
+        Raises UserError like `decode`, and OSError if the system gives no thread.
+        """
+        assert self.can_begin_decode and self._begun_pass is None, "a pass is being computed"
+        assert not (rows.branches or self._open_branches or self.on_computed), "no plain pass"
+        self._check(rows)
+        if self._pass_thread is None:
+            library = pass_thread.load_library()
+            self._pass_thread = PassThread(library, pointer_address(self.pointer))
+        added = tuple(batch_spans(rows.positions, rows.sequences))
+        self._positions.check(added)
+        self._batch.fill(rows)
+        if self._begin_pass:
+            self._begin_pass()
+        self._begun_pass = _BegunPass(rows, added)
+        self._pass_thread.begin(self._batch.struct)
+
+    def end_decode(self) -> tuple[list[LogitsRow], float]:
+        """Wait for the pass that `begin_decode` has started. Return the logits of its rows as
+        `decode` does, and the seconds of the computation. Raises like `decode`.
+        """
+        begun, self._begun_pass = self._begun_pass, None
+        assert begun is not None and self._pass_thread is not None, "no pass was begun"
+        code, seconds = self._pass_thread.end()
+        self._end_forward(code, begun.added)
+        return self._wanted_rows(begun.rows), seconds
+
+    def close_pass_thread(self) -> None:
+        """Wait for a running pass, and end the thread that computes such passes."""
+        if self._pass_thread is not None:
+            self._pass_thread.close()
 
     def prepare(self, rows: BatchRows) -> Callable[[], None]:
         """Check a batch and copy it into C arrays, but do not compute it. Return a function that
@@ -185,11 +253,17 @@ class Context:
         """Compute a pass and update the lengths of its sequences. `added`: the positions that the
         batch adds to each sequence. Raises like `decode`.
         """
+        assert self._begun_pass is None, "a pass is being computed"
         self._positions.check(added)
         assert not self._damaged or all(sequence not in self._damaged for sequence, _, _ in added)
         if self._begin_pass:
             self._begin_pass()
-        code = lib().llama_decode(self.pointer, batch.struct)
+        self._end_forward(lib().llama_decode(self.pointer, batch.struct), added)
+
+    def _end_forward(self, code: int, added: Collection[Span]) -> None:
+        """Update the lengths of the sequences of a pass. `code`: the result of llama_decode. Raises
+        like `decode`.
+        """
         # not reset earlier, because Ctrl-C may have come while the batch was filled
         self.stop.reset()
         if code == 0:
@@ -636,7 +710,10 @@ class Context:
         return read_memory_breakdown(self.pointer)
 
     def _check_sequences(self, *sequences: int) -> None:
-        """Assert that the sequence ids exist, because llama.cpp aborts on an id out of range."""
+        """Assert that the sequence ids exist, because llama.cpp aborts on an id out of range, and
+        that no pass is being computed, which reads and changes the cache.
+        """
+        assert self._begun_pass is None, "a pass is being computed"
         assert all(0 <= sequence < self.n_seq_max for sequence in sequences), (
             sequences,
             self.n_seq_max,

@@ -36,7 +36,11 @@ def open_context(
     KeyboardInterrupt at Ctrl-C.
     """
     with _open_pointer(model, options, eval_callback, stop) as parts:
-        yield Context(*parts)
+        context = Context(*parts)
+        try:
+            yield context
+        finally:
+            context.close_pass_thread()
 
 
 @contextmanager
