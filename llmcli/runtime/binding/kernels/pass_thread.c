@@ -12,7 +12,11 @@ struct batch {  // llama_batch
     void *token, *embd, *pos, *n_seq_id, *seq_id, *logits;
 };
 
-typedef int32_t (*decode_function)(void * context, struct batch batch);
+// Of llama.cpp. On a GPU llama_decode returns before the pass has ended, and llama_synchronize waits for its end.
+struct pass_functions {
+    int32_t (*decode)(void * context, struct batch batch);
+    void (*synchronize)(void * context);
+};
 
 enum state { IDLE, COMPUTING, ENDING };
 
@@ -21,7 +25,7 @@ struct pass_thread {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     enum state state;
-    decode_function decode;
+    struct pass_functions functions;
     void * context;
     struct batch batch;
     int32_t code;
@@ -44,7 +48,8 @@ static void * run(void * argument) {
         }
         pthread_mutex_unlock(&own->lock);
         const double begun = now();
-        const int32_t code = own->decode(own->context, own->batch);
+        const int32_t code = own->functions.decode(own->context, own->batch);
+        own->functions.synchronize(own->context);
         const double seconds = now() - begun;
         pthread_mutex_lock(&own->lock);
         own->code = code;
@@ -59,10 +64,10 @@ static void * run(void * argument) {
 EXPORT int64_t llmcli_pass_batch_size(void) { return sizeof(struct batch); }
 
 // Returns NULL if the system gives no thread.
-EXPORT struct pass_thread * llmcli_start_pass_thread(void * decode, void * context) {
+EXPORT struct pass_thread * llmcli_start_pass_thread(const struct pass_functions * functions, void * context) {
     struct pass_thread * own = calloc(1, sizeof(*own));
     if (!own) return NULL;
-    own->decode = (decode_function) decode;
+    own->functions = *functions;
     own->context = context;
     pthread_mutex_init(&own->lock, NULL);
     pthread_cond_init(&own->changed, NULL);

@@ -38,6 +38,13 @@ def declare_functions(library: Any) -> Any | None:
     return library
 
 
+class PassFunctions(ctypes.Structure):
+    """The addresses of llama.cpp's functions that pass_thread.c calls."""
+
+    __slots__ = ()
+    _fields_ = (("decode", ctypes.c_void_p), ("synchronize", ctypes.c_void_p))
+
+
 class PassThread:
     """A thread that calls llama_decode for one context. It must be closed before the context is
     freed.
@@ -49,8 +56,11 @@ class PassThread:
         Raises OSError if the system gives no thread.
         """
         self._library, self._seconds = library, ctypes.c_double()
-        decode = ctypes.cast(lib().llama_decode, ctypes.c_void_p)
-        self._thread = library.llmcli_start_pass_thread(decode, context)
+        functions = PassFunctions(
+            ctypes.cast(lib().llama_decode, ctypes.c_void_p),
+            ctypes.cast(lib().llama_synchronize, ctypes.c_void_p),
+        )
+        self._thread = library.llmcli_start_pass_thread(ctypes.addressof(functions), context)
         if not self._thread:
             raise OSError("the system gives no thread")
 

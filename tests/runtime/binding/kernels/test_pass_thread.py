@@ -23,13 +23,20 @@ def test_each_pass_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     if library is None:
         pytest.skip("llmcli's C code is not installed")
     calls: list[tuple[int, int]] = []
+    waits: list[int] = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, lib().llama_batch)
     def decode(context: int, batch: ctypes.Structure) -> int:
         calls.append((context, batch.n_tokens))
         return batch.n_tokens % 3
 
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def synchronize(context: int) -> None:
+        assert calls[-1][0] == context
+        waits.append(calls[-1][1])
+
     monkeypatch.setattr(lib(), "llama_decode", decode)
+    monkeypatch.setattr(lib(), "llama_synchronize", synchronize)
     thread, batch = pass_thread.PassThread(library, 64), lib().llama_batch()
     for count in range(1, 200):
         batch.n_tokens = count
@@ -41,3 +48,4 @@ def test_each_pass_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.begin(batch)
     thread.close()
     assert calls == [(64, count) for count in range(1, 201)]
+    assert waits == [count for _, count in calls]
