@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../llmcli/runtime/binding/kernels/pass_thread.h"
 #include "../../llmcli/runtime/binding/kernels/row.h"
 #include "random_bits.h"
 
@@ -348,14 +349,42 @@ static void drawing(void) {
     }
 }
 
+static int32_t decode(void * context, struct batch batch) {
+    *(int64_t *) context += batch.n_tokens;
+    return batch.n_tokens % 3;
+}
+
+static void synchronize(void * context) { *(int64_t *) context *= 3; }
+
+static void passes(void) {
+    int64_t computed = 0;
+    double seconds = 0;
+    const struct pass_functions functions = {decode, synchronize};
+    struct batch batch = {0};
+    struct pass_thread * thread = llmcli_start_pass_thread(&functions, &computed);
+    if (!thread) abort();
+    begin();
+    for (batch.n_tokens = 1; batch.n_tokens < 30; ++batch.n_tokens) {
+        llmcli_begin_pass(thread, &batch);
+        const int32_t code = llmcli_end_pass(thread, &seconds);
+        if (seconds < 0) abort();
+        add(&code, sizeof(code)), add(&computed, sizeof(computed));
+    }
+    llmcli_begin_pass(thread, &batch);
+    llmcli_stop_pass_thread(thread);
+    add(&computed, sizeof(computed));
+    print_case("exact", "pass-thread", "30", 30, 0, 0);
+}
+
 int main(void) {
     if (llmcli_cpu_level() < 0 || llmcli_cpu_products() < 0 || llmcli_row_interface() != ROW_INTERFACE) return 1;
-    if (llmcli_row_draw_size() != sizeof(struct row_draw)) return 1;
+    if (llmcli_row_draw_size() != sizeof(struct row_draw) || llmcli_pass_batch_size() != sizeof(struct batch)) return 1;
     encoders();
     packers();
     widening();
     searching();
     rows_of_logits();
     drawing();
+    passes();
     return 0;
 }

@@ -1,22 +1,12 @@
 // A thread that computes forward passes with llama_decode, so that the engine's thread can go on meanwhile. It runs no
 // Python code: a Python thread would wait for the interpreter's lock before each pass. pass_thread.py calls it.
+#include "pass_thread.h"
+
 #include <pthread.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "../../../../quant/native/lanes.h"
-
-struct batch {  // llama_batch
-    int32_t n_tokens;
-    void *token, *embd, *pos, *n_seq_id, *seq_id, *logits;
-};
-
-// Of llama.cpp. On a GPU llama_decode returns before the pass has ended, and llama_synchronize waits for its end.
-struct pass_functions {
-    int32_t (*decode)(void * context, struct batch batch);
-    void (*synchronize)(void * context);
-};
 
 enum state { IDLE, COMPUTING, ENDING };
 
