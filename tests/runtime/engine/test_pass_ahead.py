@@ -219,6 +219,17 @@ def test_without_a_thread_passes_do_not_overlap(
     assert len(begun) == 1
 
 
+def test_nothing_overlaps_while_hidden_states_are_read(
+    stories_gguf: Path, begun: list[int]
+) -> None:
+    with opened(stories_gguf, True) as runner:
+        observed: list[int] = []
+        runner.context.on_computed = lambda rows: observed.append(len(rows))
+        finish(runner, [runner.engine.submit(request) for request in requests()])
+    assert observed
+    assert not begun
+
+
 def test_the_cache_cannot_be_changed_during_a_pass(stories_gguf: Path, begun: list[int]) -> None:
     with opened(stories_gguf, True) as runner:
         runner.engine.submit(requests(ignore_eos=True)[0])

@@ -184,7 +184,7 @@ class Context:
             lib().llama_synchronize(self.pointer)
         return result
 
-    @cached_property
+    @property
     def can_begin_decode(self) -> bool:
         """Return whether `begin_decode` can compute passes: llmcli's C code is installed, the cells
         of a pass can be removed again, and nothing reads hidden states of a pass.
@@ -194,6 +194,7 @@ class Context:
             or self.n_swa
             or self.outputs_states
             or self.outputs_final_states
+            or self.on_computed
             or pass_thread.load_library() is None
         )
 
@@ -205,7 +206,7 @@ class Context:
         Raises UserError like `decode`, and OSError if the system gives no thread.
         """
         assert self.can_begin_decode and self._begun_pass is None, "a pass is being computed"
-        assert not (rows.branches or self._open_branches or self.on_computed), "no plain pass"
+        assert not (rows.branches or self._open_branches), "branches"
         self._check(rows)
         if self._pass_thread is None:
             library = pass_thread.load_library()
