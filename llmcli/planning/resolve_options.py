@@ -96,15 +96,13 @@ def resolve_options(
     _note_lowered_defaults(header, options, machine, planned, default_size, note)
     if size > trained * slots:
         warn(_describe_excess(size, trained))
-    processor = machine.processor
-    threads = options.threads or choose_threads(processor, read_layout(header))
     filled = replace(
         options,
         ctx_size=size,
-        threads=threads,
+        threads=options.threads or choose_threads(machine.processor, read_layout(header)),
         adapts_threads=options.threads is None,
-        overlaps_passes=planned.placement.uses_gpu or threads < processor.usable_cpus,
-        threads_batch=options.threads_batch or options.threads or processor.usable_cores,
+        overlaps_passes=planned.placement.uses_gpu,  # on a CPU it gains nothing
+        threads_batch=options.threads_batch or options.threads or machine.processor.usable_cores,
     )
     if config is None or options.reproducible:
         return filled, planned.placement

@@ -6,8 +6,7 @@ usage: .venv/bin/python scripts/benchmarks/pass_overlap.py MODEL.gguf [MODEL.ggu
 
 Each line gives tokens per second of so many answers at once, without and with overlap
 (engine/pass_ahead.py): medians of alternating rounds, and the median and range of their ratios. The
-answers must be equal. Overlap needs a processor that computes no pass, so it should not help with as
-many threads as processors.
+answers must be equal. On a CPU both share the processors, so the ratios are near 1.
 """
 
 import argparse

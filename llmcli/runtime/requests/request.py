@@ -30,7 +30,7 @@ class RunOptions(PlacementOptions):
     - `adapts_threads`: use fewer threads for tokens while other programs use the processor
       (engine/thread_team.py).
     - `overlaps_passes`: begin the next pass while the texts of drawn tokens are handled
-      (engine/pass_ahead.py), which needs a processor that computes no pass.
+      (engine/pass_ahead.py), because a GPU computes it.
     - `gemm`: "ggml" leaves all matrix products to ggml. "auto" uses llmcli's own code for products
       of many rows where it is faster (binding/kernels/gemm.py).
     """
