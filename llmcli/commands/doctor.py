@@ -12,7 +12,9 @@ from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
     from llmcli.bench.cost.memory_bandwidth import BandwidthReading
+    from llmcli.bench.cost.weight_kernels import WeightKernel
     from llmcli.catalog.connectivity import ConnectivityCheck
+    from llmcli.config import Config
     from llmcli.hardware.diagnostics import Diagnostics
     from llmcli.hardware.rpc_workers import RpcWorker
     from llmcli.ui import UI
@@ -62,12 +64,12 @@ def doctor(
     connections = connectivity.check_connectivity(config) if network else None
     checkup_result = diagnostics.run_diagnostics(config)
     reading = _measure_bandwidth(checkup_result)
+    kernels = _measure_kernels(checkup_result, reading, config)
     if json:
-        ui.result(
-            {**build_document(checkup_result, reading, connections, workers), "ray": ray_cluster}
-        )
+        document = build_document(checkup_result, reading, kernels, connections, workers)
+        ui.result({**document, "ray": ray_cluster})
     else:
-        _print_checkup(checkup_result, reading, connections, ui)
+        _print_checkup(checkup_result, reading, kernels, connections, ui)
         for worker in workers or ():
             memory_text = ", ".join(
                 f"{_format_size(free)} of {_format_size(total)} free"
@@ -155,15 +157,37 @@ def _measure_bandwidth(result: "Diagnostics") -> "BandwidthReading | None":
     return memory_bandwidth.measure_bandwidth(nbytes, host.core_count(), rounds=2, seconds=0.05)
 
 
+def _measure_kernels(
+    result: "Diagnostics", reading: "BandwidthReading | None", config: "Config"
+) -> "tuple[WeightKernel, ...]":
+    """Measure how fast all cores multiply weights of each type. Return nothing if llama.cpp does not
+    load, or there is too little free memory.
+    """
+    from llmcli.bench.cost import weight_kernels
+    from llmcli.errors import UserError
+    from llmcli.hardware import host
+
+    if result.load_error or reading is None:
+        return ()
+    try:
+        return weight_kernels.measure_kernels(
+            host.core_count(), host.last_cache_bytes(), config, {}, lambda: None
+        )
+    except (UserError, MemoryError):  # of memory; the report has all that is known of it
+        return ()
+
+
 def build_document(
     result: "Diagnostics",
     reading: "BandwidthReading | None",
+    kernels: "tuple[WeightKernel, ...]",
     connections: "list[ConnectivityCheck] | None",
     workers: "list[RpcWorker] | None" = None,
 ) -> dict[str, Any]:
     """Return the JSON document. Values are null if this machine cannot determine them or they were
     not requested.
     """
+    from llmcli.commands.bench.reports.weight_kernels import build_kernel_rows
     from llmcli.hardware import cpu_features, host
 
     return {
@@ -209,6 +233,7 @@ def build_document(
             "addresses_left_bytes": result.address_limit,
             "read_bandwidth_bytes_per_second": None if reading is None else reading.best_rate,
         },
+        "weight_kernels": build_kernel_rows(kernels),
         "folders": [
             {
                 "what": entry.label,
@@ -249,9 +274,11 @@ def build_document(
 def _print_checkup(
     result: "Diagnostics",
     reading: "BandwidthReading | None",
+    kernels: "tuple[WeightKernel, ...]",
     connections: "list[ConnectivityCheck] | None",
     ui: "UI",
 ) -> None:
+    from llmcli.commands.bench.reports.weight_kernels import print_kernels
     from llmcli.hardware.gpu_usage import format_usage
     from llmcli.units import format_count, format_size
 
@@ -285,6 +312,8 @@ def _print_checkup(
         else f"{reading.best_rate / 1e9:.1f} GB/s"
     )
     ui.text(f"memory bandwidth: about {speed} (for a precise value: llmcli bench roofline)")
+    if kernels and reading is not None:
+        print_kernels(kernels, reading.best_rate, ui)
     ui.text()
     ui.table(
         ("stored files", "size", "files", "where"),

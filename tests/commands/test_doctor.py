@@ -15,7 +15,7 @@ import pytest
 from llmcli.bench.cost import memory_bandwidth
 from llmcli.errors import UserError
 from llmcli.hardware import cpu_features, diagnostics, host
-from llmcli.runtime.binding.kernels import row_draws, row_scan
+from llmcli.runtime.binding.kernels import products, row_draws, row_scan
 from llmcli.runtime.binding.placement import amx, devices, rpc
 from quant.native import ggml, kernels
 from tests.fixtures.cli import Done
@@ -25,7 +25,11 @@ Llmcli = Callable[..., Done]
 
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake a machine with no load, and its memory bandwidth, so that no memory is read."""
+    """Fake a machine with no load, its memory bandwidth and a small cache, so that little memory is
+    read.
+    """
+    monkeypatch.setattr(host, "last_cache_bytes", lambda: 16)
+    monkeypatch.setattr("llmcli.bench.cost.weight_kernels.MIN_BYTES", 1 << 18)
     reading = memory_bandwidth.BandwidthReading(1 << 28, 2, (2e10, 3e10))
     monkeypatch.setattr(memory_bandwidth, "measure_bandwidth", lambda *sizes, **more: reading)
     monkeypatch.setattr(diagnostics.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -51,6 +55,7 @@ def test_the_json_has_all_sections(llmcli: Llmcli, home: Path) -> None:
         "devices",
         "gpus",
         "memory",
+        "weight_kernels",
         "folders",
         "network",
         "workers",
@@ -71,6 +76,26 @@ def test_the_json_has_all_sections(llmcli: Llmcli, home: Path) -> None:
     assert (folders["models"]["bytes"], folders["models"]["files"]) == (1000, 1)
     assert folders["llama.cpp builds"]["path"] == str(home / "cache" / "wheels")
     assert folders["conversations and profiles"]["bytes"] == 0
+
+
+def test_the_speed_of_every_type_of_weights_is_measured(llmcli: Llmcli) -> None:
+    found = {row["type"]: row for row in parse_json(llmcli("doctor", "--json"))["weight_kernels"]}
+    assert set(found) == set(products.TYPES)
+    for row in found.values():
+        assert row["bytes_per_second"] == row[f"bytes_per_second_{row['kernel']}"] > 0
+    lines = llmcli("doctor").out.splitlines()
+    (header,) = (line for line in lines if "tok/s of 1B" in line)
+    assert "in the model" not in header
+    table = lines[lines.index(header) + 1 :][: len(found)]
+    assert [line.split()[0] for line in table] == list(found)
+
+
+def test_weights_are_not_multiplied_without_memory(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 1 << 20)
+    assert parse_json(llmcli("doctor", "--json"))["weight_kernels"] == []
+    assert "tok/s of 1B" not in llmcli("doctor").out
 
 
 def test_the_printed_report_has_all_sections(llmcli: Llmcli) -> None:

@@ -2,11 +2,12 @@
 memory: with llmcli's products and with ggml's, and with one thread.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from llmcli.planning.measurements.product_trial import COLUMNS, make_product
+from llmcli.config import Config
+from llmcli.planning.measurements.product_trial import COLUMNS, make_product, types_of_ggml
 from llmcli.planning.measurements.turns import time_in_turns
 from llmcli.runtime.binding.kernels import products
 from quant.native.ggml import row_bytes
@@ -46,18 +47,19 @@ class WeightKernel:
 def measure_kernels(
     threads: int,
     cache_bytes: int | None,
-    types_of_ggml: Collection[str],
+    config: Config,
     model_bytes: Mapping[str, int],
     on_type: Callable[[], None],
 ) -> tuple[WeightKernel, ...]:
-    """Measure all types that llmcli's products know, and return them by their bits. `types_of_ggml`:
-    those that are left to ggml. `model_bytes`: the bytes of each type in a model. `on_type` is
-    called after each type.
+    """Measure all types that llmcli's products know, and return them by their bits. `config`: where
+    it is saved which types are left to ggml. `model_bytes`: the bytes of each type in a model.
+    `on_type` is called after each type.
     """
     nbytes = max(MIN_BYTES, CACHES * (cache_bytes or 0))
+    left_to_ggml = types_of_ggml(products.TYPES, threads, config)
     found = []
     for name in products.TYPES:
-        is_own = products.is_available() and name not in types_of_ggml
+        is_own = products.is_available() and name not in left_to_ggml
         found.append(_measure(name, threads, nbytes, is_own, model_bytes.get(name, 0)))
         on_type()
     return tuple(sorted(found, key=lambda kernel: kernel.bits))

@@ -56,6 +56,7 @@ def roofline(
     """Measure the memory bandwidth of the CPU, and how much of it a model reaches."""
     from llmcli.bench.roofline import measure_machine
     from llmcli.bench.speed.parameter_grid import SpeedTest
+    from llmcli.commands.bench.reports.weight_kernels import print_kernels
     from llmcli.hardware import host
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
@@ -96,7 +97,7 @@ def roofline(
         _print_machine(machine, ui)
         if result:
             _print_model(result, ui)
-        _print_kernels(kernels, machine, ui)
+        print_kernels(kernels, machine.bandwidth, ui)
     _show_charts(ref or "", machine, measured, reporting, ui)
 
 
@@ -163,11 +164,10 @@ def _measure_kernels(
     from llmcli.planning.measurements import product_trial
     from llmcli.runtime.binding.kernels.products import TYPES
 
-    left_to_ggml = product_trial.types_of_ggml(TYPES, threads, config)
     sizes = product_trial.weight_bytes(header) if header else {}
     with ui.bar("multiply weights", len(TYPES), "tests") as bar:
         return weight_kernels.measure_kernels(
-            threads, machine.cache_bytes, left_to_ggml, sizes, lambda: bar.advance(1)
+            threads, machine.cache_bytes, config, sizes, lambda: bar.advance(1)
         )
 
 
@@ -202,6 +202,7 @@ def build_document(
     result: "RooflineResult | None",
 ) -> dict[str, Any]:
     """Return the JSON document. Values that this machine cannot determine are null."""
+    from llmcli.commands.bench.reports.weight_kernels import build_kernel_rows
     from llmcli.runtime.binding.placement import devices
 
     machine_fields: dict[str, Any] = {
@@ -225,19 +226,7 @@ def build_document(
             for entry in devices.list_devices()
             if entry.kind in devices.GPU_KINDS
         ],
-        "weight_kernels": [
-            {
-                "type": kernel.type,
-                "bits_per_weight": kernel.bits,
-                "model_bytes": kernel.model_bytes,
-                "kernel": "llmcli" if kernel.is_own else "ggml",
-                "bytes_per_second": kernel.rate,
-                "bytes_per_second_llmcli": kernel.own_rate,
-                "bytes_per_second_ggml": kernel.ggml_rate,
-                "bytes_per_second_one_thread": kernel.single_rate,
-            }
-            for kernel in kernels
-        ],
+        "weight_kernels": build_kernel_rows(kernels),
     }
     if result is None:
         return machine_fields
@@ -348,36 +337,6 @@ def _print_model(result: "RooflineResult", ui: "UI") -> None:
     ui.table(columns, rows, right=columns)
     for point in result.points:
         ui.text(f"depth {point.depth}: {_describe_limit(point, result)}")
-
-
-def _print_kernels(
-    kernels: "tuple[WeightKernel, ...]", machine: "MachineBandwidth", ui: "UI"
-) -> None:
-    """Print how fast each type of weights is read and multiplied with one token."""
-    from llmcli.units import format_size
-
-    roof = machine.bandwidth
-    weights = sum(int(8 * kernel.model_bytes / kernel.bits) for kernel in kernels)
-    rows = [
-        (
-            kernel.type,
-            f"{kernel.bits:.2f}",
-            format_size(kernel.model_bytes) if kernel.model_bytes else "-",
-            "llmcli" if kernel.is_own else "ggml",
-            f"{kernel.rate / 1e9:.1f}",
-            "?" if roof is None else f"{kernel.rate / roof:.0%}",
-            f"{kernel.single_rate / 1e9:.1f}",
-            f"{kernel.ggml_rate / 1e9:.1f}",
-            f"{kernel.tokens_per_second(weights):.0f}" if weights else "-",
-        )
-        for kernel in kernels
-    ]
-    columns = (
-        *("weights", "bits", "in the model", "kernel", "GB/s", "share"),
-        *("one thread", "ggml", "tok/s if all"),
-    )
-    ui.text()
-    ui.table(columns, rows, right=("bits", *columns[2:3], *columns[4:]))
 
 
 def _format_operations(operations: float | None) -> str:

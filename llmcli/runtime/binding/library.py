@@ -67,6 +67,7 @@ def lib() -> Any:
         raise contract.version_error(f"the library and its binding differ: {error}") from None
     contract.check(module)
     _callbacks.append(module.llama_log_callback(_collect_error))
+    module.llama_log_set(_callbacks[-1], None)
     module.llama_backend_init()
     return module
 

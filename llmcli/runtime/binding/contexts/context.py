@@ -223,9 +223,10 @@ class Context:
         """Wait for the pass that `begin_decode` has started. Return the logits of its rows as
         `decode` does, and the seconds of the computation. Raises like `decode`.
         """
-        begun, self._begun_pass = self._begun_pass, None
+        begun = self._begun_pass
         assert begun is not None and self._pass_thread is not None, "no pass was begun"
         code, seconds = self._pass_thread.end()
+        self._begun_pass = None
         self._end_forward(code, begun.added)
         return self._wanted_rows(begun.rows), seconds
 

@@ -1,5 +1,8 @@
 """Computations of ggml on the CPU: the values of numpy, with weights that stay in their bytes."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -39,3 +42,16 @@ def test_values_are_those_of_numpy(kind: str, tolerance: float, threads: int) ->
             expected = inputs @ stored.T + bias
             expected = np.concatenate([expected / (1 + np.exp(-expected)), np.maximum(other, 0)])
             assert np.abs(found - expected).max() < tolerance * np.abs(expected).max()
+
+
+def test_llama_cpp_logs_nothing_to_the_terminal() -> None:
+    program = (
+        "from contextlib import ExitStack\n"
+        "from llmcli.planning.measurements.product_trial import make_product\n"
+        "with ExitStack() as stack:\n"
+        "    make_product(stack, 'Q4_0', 32, 1, 1, own=False)(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
