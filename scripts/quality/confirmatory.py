@@ -2,14 +2,17 @@
 """Run the confirmatory comparison of quantization methods, whose protocol is fixed in this file.
 
 usage: .venv/bin/python scripts/quality/confirmatory.py FOLDER --tools DIR [--teacher NAME ...]
-       [--made TEACHER=METHOD=TYPE=SECONDS=FILE ...] [--threads 2] [--hashes]
+       [--made TEACHER=METHOD=TYPE=SECONDS=FILE ...] [--threads 2]
+       confirmatory.py FOLDER --hashes | --summary CSV
 
 The settings of the methods were fixed before these models and texts were looked at
 (llmcli/workflows/certification/settings.json). Every row counts, whatever it says. FOLDER has
-t1024/ and its GGUF file t1024.gguf (train_teacher.py --set packages), and the two coders without their published grid, coder-0.5b.gguf and coder-1.5b.gguf (break_lattice.py). All teachers
-are scored on t1024's three held-out texts and calibrated with its calibration texts. Finished rows
+t1024/ and its GGUF file t1024.gguf (train_teacher.py --set packages), and the two coders without
+their published grid, coder-0.5b.gguf and coder-1.5b.gguf (break_lattice.py). All teachers are
+scored on t1024's three held-out texts and calibrated with its calibration texts. Finished rows
 stay in FOLDER/rows; an interrupted run resumes. --made adds a file of another program (compare.py).
---hashes prints the SHA-256 of the teachers and texts instead.
+--hashes prints the SHA-256 of the teachers and texts instead. --summary writes all figures of the
+finished rows to the file CSV, and prints the table of docs/quality.md.
 """
 
 import argparse
@@ -18,6 +21,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from scripts.quality import compare, summary
+from scripts.quality.table import Ledger, Row, results
 
 COMPARE = Path(__file__).with_name("compare.py")
 TEXTS = ("wiki", "scripture", "code")
@@ -75,7 +83,11 @@ def main() -> int:
     parser.add_argument("--made", action="append", default=[])
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--hashes", action="store_true")
+    parser.add_argument("--summary", type=Path, metavar="CSV")
     args = parser.parse_args()
+    if args.summary:
+        summarize(args.folder, args.summary)
+        return 0
     texts = {name: args.folder / "t1024" / "text" / f"held-{name}.txt" for name in TEXTS}
     calibration = [args.folder / "t1024" / "text" / f"calibration-{seed}.txt" for seed in range(3)]
     if args.hashes:
@@ -102,6 +114,21 @@ def main() -> int:
             command += ["--made", value] if owner == teacher.name else []
         codes.append(subprocess.run(command, check=False).returncode)
     return int(any(codes))
+
+
+def summarize(folder: Path, file: Path) -> None:
+    """Write the figures of all finished rows to a CSV file, and print the table of changes."""
+    ledger = Ledger(folder / "rows")
+    rows = sorted(ledger.rows().values(), key=_order)
+    found = [*results(rows, ledger, compare.BASELINE, compare.own_methods(rows))]
+    file.write_text(summary.csv_table(found))
+    print(summary.change_table(found, compare.BASELINE))
+
+
+def _order(row: Row) -> tuple[int, int]:
+    """Return the place of a row in the summary: by model, then by type."""
+    names = [teacher.name for teacher in TEACHERS]
+    return names.index(row.key.teacher), compare.TYPES.index(row.key.type)
 
 
 def print_hashes(files: list[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Storage of compare.py's rows, their comparison with a baseline, and the printed table.
+"""Storage of compare.py's rows, their comparison with a baseline, and the table of all figures.
 
 A row is one quantized file of one reference model, evaluated on every text. The scores of all
 positions are stored next to the rows, so that every figure can be computed again.
@@ -6,7 +6,7 @@ positions are stored next to the rows, so that every figure can be computed agai
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quant.evaluation.divergence import PositionScores
-from quant.evaluation.metrics import compute_metrics
+from quant.evaluation.metrics import BaseComparison, compute_metrics
 
 F64 = NDArray[np.float64]
 DRAWS = 4000  # draws of the bootstrap
@@ -152,42 +152,76 @@ def ratio(method: Sequence[F64], baseline: Sequence[F64]) -> Ratio:
     return Ratio(float(method_means.sum() / baseline_means.sum()), float(low), float(high))
 
 
-def figures(scores: F64) -> tuple[str, str, str, str]:
-    """Return the figures of one text as strings: mean divergence ± standard error, its 99.9th
-    percentile, the share of equal top tokens, and the ratio of perplexities. `scores`: F64 `[4,
-    chunks, positions]`.
+@dataclass(frozen=True)
+class TextResult:
+    """The result of a method for one reference model and file type on one text.
+
+    `rows`: one for each calibration text. `scores`: those of the first row, F64 `[4, chunks,
+    positions]`. `baseline_nbytes`: bytes of the baseline's tensors, 0 without a baseline. `change`:
+    the comparison with the baseline over all calibration texts, None for the baseline itself.
+    `changes`: the change against it for each calibration text. `rival`: for our own methods the
+    best of the others and the comparison with it.
     """
-    flat = PositionScores(*scores.reshape(4, -1), np.zeros(scores[0].size))
-    comparison = compute_metrics(flat).comparison
-    assert comparison
-    return (
-        f"{comparison.kld.value:.6f} ± {comparison.kld.error:.6f}",
-        f"{comparison.klds.percentiles[99.9]:.4f}",
-        f"{comparison.same_top.value:.2%}",
-        f"{comparison.ratio.value:.4f}",
-    )
+
+    text: str
+    rows: Sequence[Row]
+    scores: F64
+    baseline_nbytes: int
+    change: Ratio | None
+    changes: Sequence[float]
+    rival: tuple[str, Ratio] | None
+
+    @property
+    def key(self) -> Key:
+        """The key of the first row."""
+        return self.rows[0].key
+
+    @property
+    def comparison(self) -> BaseComparison:
+        """The comparison of the first row's file with the original."""
+        flat = PositionScores(*self.scores.reshape(4, -1), np.zeros(self.scores[0].size))
+        comparison = compute_metrics(flat).comparison
+        assert comparison
+        return comparison
 
 
-def table(rows: Iterable[Row], ledger: Ledger, baseline: str, own: Collection[str] = ()) -> str:
-    """Return a Markdown table with a line for each reference model, file type, method and text.
+def results(
+    rows: Iterable[Row], ledger: Ledger, baseline: str, own: Collection[str] = ()
+) -> Iterator[TextResult]:
+    """Yield the results of all rows by reference model, file type, method and text.
 
-    The figures of a line are those of the first calibration text. The comparisons use all
-    calibration texts for which both methods have rows: with `baseline`, and for the methods `own`
-    with the best of all others, the one with the lowest mean divergence on the text.
+    A comparison uses all calibration texts for which both methods have rows: with `baseline`, and
+    for the methods `own` with the best of all others, the one with the lowest mean divergence on
+    the text.
     """
     groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
         groups.setdefault((row.key.teacher, row.key.type), {}).setdefault(
             row.key.method, []
         ).append(row)
-    lines = []
-    for (teacher, kind), methods in groups.items():
-        base = sorted(methods.get(baseline, ()), key=lambda row: row.key.seed)
+    for methods in groups.values():
+        for method_rows in methods.values():
+            method_rows.sort(key=lambda row: row.key.seed)
+        base = methods.get(baseline, [])
         others = {name: method_rows for name, method_rows in methods.items() if name not in own}
         for name, method_rows in methods.items():
-            method_rows.sort(key=lambda row: row.key.seed)
-            rivals = others if name in own else {}
-            lines += _lines(teacher, kind, name, method_rows, base, rivals, ledger)
+            for text, scores in ledger.scores(method_rows[0].key).items():
+                pairs = _pairs(method_rows, base, text, ledger) if name != baseline else []
+                yield TextResult(
+                    text,
+                    method_rows,
+                    scores,
+                    base[0].nbytes if base else 0,
+                    ratio(*zip(*pairs, strict=True)) if pairs else None,
+                    [ours.sum() / theirs.sum() - 1 for ours, theirs in pairs],
+                    _best_rival(method_rows, others, text, ledger) if name in own else None,
+                )
+
+
+def table(rows: Iterable[Row], ledger: Ledger, baseline: str, own: Collection[str] = ()) -> str:
+    """Return a Markdown table with a line for each result of `results`. The figures of a line are
+    those of the first calibration text.
+    """
     head = (
         "teacher",
         "type",
@@ -205,56 +239,34 @@ def table(rows: Iterable[Row], ledger: Ledger, baseline: str, own: Collection[st
         "CPU s",
         "RSS MiB",
     )
+    lines = (_line(result) for result in results(rows, ledger, baseline, own))
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines])
 
 
-def _lines(
-    teacher: str,
-    kind: str,
-    name: str,
-    method_rows: Sequence[Row],
-    base: Sequence[Row],
-    rivals: Mapping[str, Sequence[Row]],
-    ledger: Ledger,
-) -> Iterable[str]:
-    first, scores = method_rows[0], [ledger.scores(row.key) for row in method_rows]
-    for text in scores[0]:
-        ratio_text, seeds = "", str(len(method_rows))
-        pairs = _pairs(method_rows, base, text, ledger)
-        if pairs and method_rows[0].key.method != base[0].key.method:
-            ratio_text = str(
-                ratio(
-                    [own_scores for own_scores, _ in pairs],
-                    [base_scores for _, base_scores in pairs],
-                )
-            )
-            shares = [own_scores.sum() / base_scores.sum() - 1 for own_scores, base_scores in pairs]
-            seeds = f"{len(method_rows)}: " + ", ".join(f"{share:+.1%}" for share in shares)
-        size_difference = first.nbytes / base[0].nbytes - 1 if base else 0.0
-        size = f"{first.nbytes:,}" + (
-            f" ({size_difference:+.2%})" if abs(size_difference) > EQUAL_SIZE_SHARE else ""
-        )
-        seconds = f"{first.statistics_seconds:.0f} + {first.seconds:.1f}"
-        yield (
-            "| "
-            + " | ".join(
-                (
-                    teacher,
-                    kind,
-                    name,
-                    text,
-                    size,
-                    *figures(scores[0][text]),
-                    ratio_text,
-                    seeds,
-                    _best_rival(method_rows, rivals, text, ledger),
-                    seconds,
-                    f"{first.cpu:.1f}",
-                    f"{max(first.rss, first.statistics_rss) / 2**20:.0f}",
-                )
-            )
-            + " |"
-        )
+def _line(result: TextResult) -> str:
+    first, comparison = result.rows[0], result.comparison
+    difference = first.nbytes / result.baseline_nbytes - 1 if result.baseline_nbytes else 0.0
+    size = f" ({difference:+.2%})" if abs(difference) > EQUAL_SIZE_SHARE else ""
+    seeds = ", ".join(f"{change:+.1%}" for change in result.changes)
+    name, rival_change = result.rival or ("", None)
+    cells = (
+        result.key.teacher,
+        result.key.type,
+        result.key.method,
+        result.text,
+        f"{first.nbytes:,}{size}",
+        f"{comparison.kld.value:.6f} ± {comparison.kld.error:.6f}",
+        f"{comparison.klds.percentiles[99.9]:.4f}",
+        f"{comparison.same_top.value:.2%}",
+        f"{comparison.ratio.value:.4f}",
+        str(result.change or ""),
+        str(len(result.rows)) + (f": {seeds}" if seeds else ""),
+        f"{rival_change} ({name})" if rival_change else "",
+        f"{first.statistics_seconds:.0f} + {first.seconds:.1f}",
+        f"{first.cpu:.1f}",
+        f"{max(first.rss, first.statistics_rss) / 2**20:.0f}",
+    )
+    return "| " + " | ".join(cells) + " |"
 
 
 def _pairs(
@@ -276,9 +288,9 @@ def _pairs(
 
 def _best_rival(
     method_rows: Sequence[Row], rivals: Mapping[str, Sequence[Row]], text: str, ledger: Ledger
-) -> str:
-    """Return the comparison with the rival that has the lowest mean divergence on a text, and its
-    name; "" without rivals. Rivals with more bytes than a method are left out.
+) -> tuple[str, Ratio] | None:
+    """Return the name of the rival that has the lowest mean divergence on a text, and the
+    comparison with it; None without rivals. Rivals with more bytes than a method are left out.
     """
     most = method_rows[0].nbytes * (1 + EQUAL_SIZE_SHARE)
     pairs_by_name = {
@@ -287,10 +299,9 @@ def _best_rival(
         if rows[0].nbytes <= most and (pairs := _pairs(method_rows, rows, text, ledger))
     }
     if not pairs_by_name:
-        return ""
+        return None
     best = min(
         pairs_by_name,
         key=lambda name: float(np.mean([rival.mean() for _, rival in pairs_by_name[name]])),
     )
-    own, other = zip(*pairs_by_name[best], strict=True)
-    return f"{ratio(own, other)} ({best})"
+    return best, ratio(*zip(*pairs_by_name[best], strict=True))

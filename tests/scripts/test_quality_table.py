@@ -1,6 +1,8 @@
-"""scripts/quality/table.py and compare.py: storage of rows, and the table with figures computed by
-hand.
+"""scripts/quality/table.py, summary.py and compare.py: storage of rows, and tables with figures
+computed by hand.
 """
+
+import csv
 
 import numpy as np
 import pytest
@@ -8,11 +10,12 @@ import pytest
 from quant.evaluation.divergence import PositionScores
 from scripts.quality import compare
 from scripts.quality.runs import Failed, Setting
-from scripts.quality.table import Key, Ledger, Row, figures, ratio, table
+from scripts.quality.summary import change_table, csv_table
+from scripts.quality.table import Key, Ledger, Row, ratio, results, table
 
 
 def row(method: str, seed: int = 0, nbytes: int = 1000) -> Row:
-    key = Key("tiny", "0", "Q4_K_M", method, "", seed, "text 0", "wiki")
+    key = Key("tiny", "0", "Q4_K_M", method, "", seed, "text 512 48", "wiki")
     return Row(key, nbytes, nbytes + 50, 2.0, 1.5, 1 << 20, 3.0, 2 << 20, "", "v1")
 
 
@@ -85,15 +88,76 @@ def test_table_compares_own_methods_with_the_best_of_the_others(tmp_path):
     assert "-25.0% [-25.0%, -25.0%]" in next(line for line in lines if "| made |" in line)
 
 
-def test_figures_of_a_text():
-    flat = np.array([[[2.0, 1.0]], [[1.5, 1.0]], [[0.5, 0.1]], [[0.0, 1.0]]])
-    kld, top_rank, same, ppl = figures(flat)
-    assert (
-        kld.startswith("0.300000 ± 0.2000")
-        and top_rank == "0.4996"
-        and same == "50.00%"
-        and ppl == "1.2840"
+def test_figures_of_a_text(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.add(row("base"), scores([0.4, 0.4]))
+    np.savez(
+        ledger.scores_path(row("base").key),
+        wiki=np.array([[[2.0, 1.0]], [[1.5, 1.0]], [[0.5, 0.1]], [[0.0, 1.0]]]),
     )
+    line = table(ledger.rows().values(), ledger, "base").splitlines()[-1]
+    assert "| 0.300000 ± 0.2000" in line
+    assert "| 0.4996 | 50.00% | 1.2840 |" in line
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """The results of a baseline, another method and two of ours, one of them lower on each text."""
+    ledger = Ledger(tmp_path)
+    ledger.add(row("base"), scores([0.4, 0.4, 0.4, 0.4]))
+    ledger.add(row("gptq"), scores([0.1, 0.1, 0.2, 0.2]))
+    ledger.add(row("mix"), scores([0.2, 0.2, 0.2, 0.2]))
+    ledger.add(row("search"), scores([0.1, 0.1, 0.1, 0.1]))
+    return [*results(ledger.rows().values(), ledger, "base", {"gptq", "search"})]
+
+
+def test_summary_has_the_changes_and_both_comparisons_with_the_best_of_the_others(compared):
+    head, _, line = change_table(compared, "base").splitlines()
+    assert "| baseline KLD | mix | gptq | search |" in head
+    assert line == (
+        "| tiny | Q4_K_M | wiki | 0.400000 | −50.0 | −62.5 | −75.0"
+        " | −25.0 (−50.0 to +0.0), mix | −50.0 (−50.0 to −50.0), search |"
+    )
+
+
+def test_summary_marks_a_method_without_a_row_for_a_type(tmp_path, compared):
+    ledger = Ledger(tmp_path)
+    other = Key("tiny", "0", "Q2_K", "base", "", 0, "text 512 48", "wiki")
+    ledger.add(Row(other, 500, 550, 2.0, 1.5, 1, 3.0, 2, "", "v1"), scores([0.8, 0.8]))
+    found = results(ledger.rows().values(), ledger, "base", {"gptq", "search"})
+    assert change_table(found, "base").splitlines()[-1] == (
+        "| tiny | Q2_K | wiki | 0.800000 | – | – | – |  |  |"
+    )
+
+
+def test_csv_of_a_summary_has_every_figure(compared):
+    base, gptq, *_ = csv.DictReader(csv_table(compared).splitlines())
+    assert base["change_percent"] == base["best_other"] == ""
+    assert gptq == {
+        "model": "tiny",
+        "calibration_chunks": "48",
+        "calibration_texts": "1",
+        "type": "Q4_K_M",
+        "method": "gptq",
+        "scored_on": "wiki",
+        "tensor_bytes": "1000",
+        "kld": "0.150000",
+        "kld_standard_error": gptq["kld_standard_error"],
+        "kld_99_9": "0.2000",
+        "same_top_percent": "100.00",
+        "perplexity_ratio": "1.0000",
+        "change_percent": "-62.5",
+        "change_low": "-75.0",
+        "change_high": "-50.0",
+        "best_other": "mix",
+        "best_other_percent": "-25.0",
+        "best_other_low": "-50.0",
+        "best_other_high": "+0.0",
+        "statistics_seconds": "3",
+        "quantization_seconds": "2.0",
+        "peak_bytes": "2097152",
+    }
+    assert float(gptq["kld_standard_error"]) == pytest.approx(0.05 / 3**0.5, rel=1e-4)
 
 
 def test_row_without_the_field_answers_is_read(tmp_path):
