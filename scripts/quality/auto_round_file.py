@@ -3,10 +3,13 @@
 
 usage: .venv/bin/python scripts/quality/auto_round_file.py CHECKPOINT OUT.gguf --type Q4_K_M
        --text FILE --python VENV/bin/python [--recipe light] [--samples 128] [--tokens 512]
+       [--pre-tokenizer NAME]
 
 CHECKPOINT is a Hugging Face folder. AutoRound (the package auto-round, which is not one of this
 project's dependencies) runs by the interpreter of --python on the CPU. It is calibrated with
-passages of the text, evenly spread. The script prints the argument of compare.py's --made.
+passages of the text, evenly spread. Its converter refuses tokenizers that it does not know, such as
+those of train_teacher.py; --pre-tokenizer is the name that it writes instead, as in the GGUF file of
+the original. The script prints the argument of compare.py's --made.
 """
 
 import argparse
@@ -17,7 +20,27 @@ import tempfile
 import time
 from pathlib import Path
 
-RECIPES = {"light": "auto-round-light", "default": "auto-round", "best": "auto-round-best"}
+# the functions of auto_round.__main__ by recipe
+RECIPES = {"light": "run_light", "default": "run", "best": "run_best"}
+# what the interpreter runs: the function of a recipe, if wanted with a fixed name of the pre-tokenizer
+LAUNCHER = """
+import sys
+from auto_round import __main__
+recipe, name = sys.argv.pop(1), sys.argv.pop(1)
+if name:
+    from auto_round.export.export_to_gguf import llama_cpp_conversion
+
+    load = llama_cpp_conversion._import_conversion_from
+
+    def load_with_name(*args):
+        context = load(*args)
+        from conversion.base import TextModel
+        TextModel.get_vocab_base_pre = lambda self, tokenizer: name
+        return context
+
+    llama_cpp_conversion._import_conversion_from = load_with_name
+sys.exit(getattr(__main__, recipe)())
+"""
 TOKEN_CHARS = 8  # more characters than a token has, so that passages fill their tokens
 
 
@@ -32,13 +55,14 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RECIPES, default="light")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--pre-tokenizer", default="", metavar="NAME")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.out.parent) as folder:
         samples = Path(folder, "samples.jsonl")
         passages = spread_passages(args.text.read_text(), args.samples, args.tokens * TOKEN_CHARS)
         samples.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
         command = [
-            str(args.python.with_name(RECIPES[args.recipe])),
+            *(str(args.python), "-c", LAUNCHER, RECIPES[args.recipe], args.pre_tokenizer),
             *("--model", str(args.checkpoint), "--device", "cpu"),
             *("--format", f"gguf:{args.type.lower()}", "--output_dir", f"{folder}/out"),
             *("--dataset", str(samples), "--nsamples", str(args.samples)),

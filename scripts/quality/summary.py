@@ -111,7 +111,7 @@ def csv_table(found: Iterable[TextResult]) -> str:
                 *_percent(result.change),
                 *(name, *_percent(rival_change)),
                 *(f"{first.statistics_seconds:.0f}", f"{first.seconds:.1f}"),
-                max(first.rss, first.statistics_rss),
+                max(first.rss, first.statistics_rss) or "",
             )
         )
     return file.getvalue()
