@@ -22,7 +22,7 @@ from pathlib import Path
 
 # the functions of auto_round.__main__ by recipe
 RECIPES = {"light": "run_light", "default": "run", "best": "run_best"}
-# what the interpreter runs: the function of a recipe, if wanted with a fixed name of the pre-tokenizer
+# what --python runs: the function of a recipe, with a fixed name of the pre-tokenizer if one is given
 LAUNCHER = """
 import sys
 from auto_round import __main__

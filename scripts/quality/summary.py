@@ -59,31 +59,32 @@ def change_table(found: Iterable[TextResult], baseline: str) -> str:
     for names, line in lines.items():
         changes = [line[method].change if method in line else None for method in methods]
         compared = [result for result in line.values() if result.rival]
+        best = min(compared, key=lambda result: _rival(result)[1].value, default=None)
         cells = (
             *names,
             f"{line[baseline].comparison.kld.value:.6f}" if baseline in line else "",
             *(_minus(_percent(change)[0]) if change else "–" for change in changes),
-            "".join(_rivalry(result, 0) for result in compared if result.key.method == "gptq"),
-            _rivalry(min(compared, key=_rival_share), 1) if compared else "",
+            "".join(
+                f"{_rival_change(result)}, {_rival(result)[0]}"
+                for result in compared
+                if result.key.method == "gptq"
+            ),
+            f"{_rival_change(best)}, {best.key.method}" if best else "",
         )
         table.append("| " + " | ".join(cells) + " |")
     return "\n".join(table)
 
 
-def _rival_share(result: TextResult) -> float:
-    """Return a result's divergence as a share of its rival's."""
+def _rival(result: TextResult) -> tuple[str, Ratio]:
+    """Return the rival of one of our methods and the comparison with it."""
     assert result.rival
-    return result.rival[1].value
+    return result.rival
 
 
-def _rivalry(result: TextResult, side: int) -> str:
-    """Return the comparison of a result with its rival: the change with its interval, and the name
-    of the rival (side 0) or of the method (side 1).
-    """
-    assert result.rival
-    rival, change = result.rival
-    value, low, high = map(_minus, _percent(change))
-    return f"{value} ({low} to {high}), {(rival, result.key.method)[side]}"
+def _rival_change(result: TextResult) -> str:
+    """Return the change of one of our methods against its rival, with its interval."""
+    value, low, high = map(_minus, _percent(_rival(result)[1]))
+    return f"{value} ({low} to {high})"
 
 
 def _minus(number: str) -> str:
