@@ -2,7 +2,7 @@
 """Compare this project's attention with ggml's: a token after many others, and a long prompt.
 
 usage: .venv/bin/python scripts/benchmarks/attention.py FILE.gguf ... [--depths 2048,8192]
-       [--types f16,q8_0,q4_0] [--threads 2] [--rounds 7] [--prompts]
+       [--types f16,q8_0,q4_0] [--threads 2] [--rounds 7] [--prompts | --ggml-products]
 
 For each file, cache type and depth, a context computes tokens after `depth` others, with llmcli's
 attention and with ggml's in turn; both use llmcli's products. The script prints the milliseconds of
@@ -10,11 +10,17 @@ a token with both (medians of the rounds), the ratio of the medians (ggml's time
 lowest and the highest ratio of a round, and the relative squared error of our logits against
 ggml's. --prompts also computes the first `depth` tokens once with each, and prints the ratio of the
 times: ggml takes long for quantized caches.
+
+With --ggml-products, ggml's side uses ggml's products, too, as llama-bench does: a second model
+with ggml's layouts of weights, whose context gets a copy of the cache. llama-bench itself would
+compute the `depth` tokens first, for many minutes.
 """
 
 import argparse
 import statistics
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,20 +45,30 @@ def main() -> None:
     parser.add_argument("--types", default="f16,q8_0,q4_0")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--prompts", action="store_true")
+    sides = parser.add_mutually_exclusive_group()
+    sides.add_argument("--prompts", action="store_true")
+    sides.add_argument("--ggml-products", action="store_true")
     args = parser.parse_args()
     print(
         "file                 cache  depth   ms ours    ggml   ratio (of the rounds)   logit error"
     )
     for path in args.files:
-        with open_model(path, ON_HOST) as model:
+        with ExitStack() as stack:
+            models = {True: stack.enter_context(open_model(path, ON_HOST))}
+            models[False] = (
+                stack.enter_context(open_model(path, replace(ON_HOST, ggml_products=True)))
+                if args.ggml_products
+                else models[True]
+            )
             for kind in args.types.split(","):
                 for depth in (int(word) for word in args.depths.split(",")):
-                    compare(model, path.stem, kind, depth, args)
+                    compare(models, path.stem, kind, depth, args)
 
 
-def compare(model: Model, name: str, kind: str, depth: int, args: argparse.Namespace) -> None:
-    """Measure one cache type and depth, and print a line."""
+def compare(
+    models: dict[bool, Model], name: str, kind: str, depth: int, args: argparse.Namespace
+) -> None:
+    """Measure one cache type and depth, and print a line. `models`: ours, and ggml's side's."""
     options = ContextOptions(
         depth + TOKENS,
         2048,
@@ -64,14 +80,19 @@ def compare(model: Model, name: str, kind: str, depth: int, args: argparse.Names
         kind,
         flash_attn="on",
     )
-    with open_context(model, options) as context:
+    with ExitStack() as stack:
+        context = stack.enter_context(open_context(models[True], options))
+        contexts = {True: context, False: context}
         fills = [fill(context, depth, own) for own in ((False, True) if args.prompts else (True,))]
+        if args.ggml_products:
+            contexts[False] = stack.enter_context(open_context(models[False], options))
+            assert contexts[False].write_state(0, context.read_state(0))
         seconds: dict[bool, list[float]] = {True: [], False: []}
         logits = dict.fromkeys(seconds, np.empty(0))
         order = [True, False]
         for round_number in range(args.rounds + 1):
             for own in order:
-                took, logits[own] = timed_tokens(context, depth, own)
+                took, logits[own] = timed_tokens(contexts[own], depth, own)
                 if round_number:
                     seconds[own].append(took)
             order.reverse()
