@@ -49,14 +49,16 @@ def factor_moments(mean: "F32", ops: ArrayBackend, damping: float = DAMPING) -> 
     """
     import numpy as np
 
-    damped = mean.astype(np.float64)
-    diagonal = damped.diagonal().copy()
+    diagonal = mean.diagonal().astype(np.float64)
     scale = float(diagonal.mean())
     if not scale > 0:
-        damped, diagonal, scale = np.eye(len(mean)), np.ones(len(mean)), 1.0
+        mean = np.eye(len(mean), dtype=np.float32)
+        diagonal, scale = np.ones(len(mean)), 1.0
     while True:
-        np.fill_diagonal(damped, diagonal + damping * scale)
-        if (udu := ops.factor_udu(damped)) is not None:
-            return HessianFactor(ops.array(damped.astype(np.float32)), *udu, damping)
+        damped_diagonal = diagonal + damping * scale
+        if (udu := ops.factor_udu(mean, damped_diagonal)) is not None:
+            damped = mean.copy()
+            np.fill_diagonal(damped, damped_diagonal)
+            return HessianFactor(ops.array(damped), *udu, damping)
         assert damping < MAX_DAMPING, "no damping makes these moments positive"
         damping *= DAMPING_GROWTH

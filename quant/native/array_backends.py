@@ -112,28 +112,13 @@ class NumpyBackend:
         with self.np.errstate(over="ignore"):
             return values.astype(self.np.float16).astype(self.np.float32)
 
-    def factor_udu(self, matrix: "F64") -> tuple[Array, Array] | None:
-        """Factor a symmetric matrix [n, n] into (I + F) D (I + F)^T, with F strictly upper
-        triangular and D diagonal.
+    def factor_udu(self, moments: "F32", diagonal: "F64") -> tuple[Array, Array] | None:
+        """Factor the symmetric matrix `moments` [n, n], with `diagonal` [n] in place of its own,
+        into (I + F) D (I + F)^T, with F strictly upper triangular and D diagonal.
 
         Return F transposed [n, n] and D [n] as F32, or None if the matrix is not positive definite.
-        The factorization is a Cholesky factorization of the matrix with its rows and columns
-        reversed.
         """
-        np = self.np
-        lower = cholesky.factor_lower(matrix[::-1, ::-1], processors.worker_count())
-        if lower is None:
-            return None
-        upper = lower[::-1, ::-1]  # matrix = upper upper^T
-        root = upper.diagonal().copy()
-        if not np.isfinite(root).all():
-            return None
-        # Written as float32 directly, because writing a float64 array takes longer than the
-        # division.
-        feed = np.empty(matrix.shape, np.float32)
-        np.divide(upper.T, root[:, None], out=feed, casting="same_kind")
-        np.fill_diagonal(feed, 0)
-        return feed, (root * root).astype(np.float32)
+        return cholesky.factor_udu(moments, diagonal, processors.worker_count())
 
     def to_numpy(self, values: Array) -> "F32":
         """Return an array of this backend as a numpy array."""
@@ -200,18 +185,20 @@ class TorchBackend:
     def round_to_f16(self, values: Array) -> Array:
         return values.half().float()
 
-    def factor_udu(self, matrix: "F64") -> tuple[Array, Array] | None:
+    def factor_udu(self, moments: "F32", diagonal: "F64") -> tuple[Array, Array] | None:
         if self.device.type != "mps":  # MPS has no float64
             try:
-                return self._udu(self.torch.from_numpy(matrix).to(self.device))
+                return self._udu(moments, diagonal)
             except RuntimeError as error:
                 if not _is_memory_error(error):
                     raise
-        factors = NumpyBackend().factor_udu(matrix)
+        factors = NumpyBackend().factor_udu(moments, diagonal)
         return factors and (self.array(factors[0]), self.array(factors[1]))
 
-    def _udu(self, matrix: Array) -> tuple[Array, Array] | None:
+    def _udu(self, moments: "F32", diagonal: "F64") -> tuple[Array, Array] | None:
         """Do what factor_udu() does, with torch on the device."""
+        matrix = self.array(moments).double()
+        matrix.diagonal().copy_(self.torch.from_numpy(diagonal))
         lower, failed = self.torch.linalg.cholesky_ex(matrix.flip(0, 1))
         upper = lower.flip(0, 1)
         root = upper.diagonal()
@@ -277,7 +264,6 @@ def out_of_memory_error(label: str) -> UserError:
     return UserError(f"the GPU has no memory left for {label}", hint=CPU_HINT)
 
 
-@cache
 @cache
 def array_backend(device: str | None = None) -> ArrayBackend:
     """Return the backend of torch on a device, or that of numpy if `device` is None. There is one

@@ -43,9 +43,10 @@ MIN_MULTIPLICATIONS = 2e11
 # F32 arrays of a panel that exist at the same time: weights, errors, levels, targets, codes of
 # search, and products
 PANEL_ARRAYS = 7
-# F64 matrices while second moments are factored (the damped one, its reversed copy, its factor),
-# the F32 matrix that they are read into, and the two of the result
-F64_MATRICES, F32_MATRICES, FACTOR_MATRICES = 3, 1, 2
+# Bytes of memory for each entry of a matrix of second moments: while it is factored (the F32 matrix
+# and the lower triangles of an F64 and an F32 matrix), and of the result (an F32 matrix and the lower
+# triangle of another)
+FACTORING_BYTES, FACTOR_BYTES = 4 + 4 + 2, 4 + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +196,8 @@ def solver_bytes(solved: Sequence[TensorPlan], factored: Sequence[int], threads:
     """
     if not solved:
         return 0
-    kept = [4 * FACTOR_MATRICES * columns**2 for columns in sorted(factored)[-KEPT_FACTORS:]]
-    factoring = (8 * F64_MATRICES + 4 * F32_MATRICES) * max(factored) ** 2
+    kept = [FACTOR_BYTES * columns**2 for columns in sorted(factored)[-KEPT_FACTORS:]]
+    factoring = FACTORING_BYTES * max(factored) ** 2
     panel = max(
         4 * PANEL_ARRAYS * panel_rows(step.statistics) * step.weight.columns for step in solved
     )

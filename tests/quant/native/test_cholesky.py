@@ -1,5 +1,7 @@
 """The factorization in blocks equals LAPACK's, with the same bits on any number of threads."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -11,22 +13,28 @@ def positive(size: int, seed: int = 0) -> np.ndarray:
     return rows.T @ rows + 0.1 * np.eye(size)
 
 
+def lower_factor(matrix: np.ndarray, threads: int) -> np.ndarray | None:
+    """Return L of the matrix = L L^T. NaN above the diagonal shows that only L is read."""
+    lower = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
+    with ThreadPoolExecutor(threads) as pool:
+        return np.tril(lower) if cholesky.factor_in_place(lower, pool) else None
+
+
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 100, 129])
 def test_it_equals_lapack(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cholesky, "BLOCK", 32)
     matrix = positive(size)
-    lower = cholesky.factor_lower(matrix, 2)
+    lower = lower_factor(matrix, 2)
     assert lower is not None
     np.testing.assert_allclose(lower, np.linalg.cholesky(matrix), rtol=1e-9, atol=1e-9)
-    assert not np.triu(lower, 1).any()
 
 
 def test_the_bits_do_not_depend_on_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cholesky, "BLOCK", 32)
     matrix = positive(200)
-    first = cholesky.factor_lower(matrix, 1)
+    first = lower_factor(matrix, 1)
     for threads in (2, 3, 8):
-        np.testing.assert_array_equal(cholesky.factor_lower(matrix, threads), first)
+        np.testing.assert_array_equal(lower_factor(matrix, threads), first)
 
 
 @pytest.mark.parametrize("at", [5, 150])
@@ -36,4 +44,22 @@ def test_a_matrix_that_is_not_positive_has_no_factor(
     monkeypatch.setattr(cholesky, "BLOCK", 32)
     matrix = positive(200)
     matrix[at, at] = -1
-    assert cholesky.factor_lower(matrix, 2) is None
+    assert lower_factor(matrix, 2) is None
+    moments = matrix.astype(np.float32)
+    assert cholesky.factor_udu(moments, moments.diagonal().astype(np.float64), 2) is None
+
+
+@pytest.mark.parametrize("size", [1, 32, 33, 100])
+def test_udu_gives_the_matrix_with_another_diagonal(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cholesky, "BLOCK", 32)
+    moments = positive(size).astype(np.float32)
+    matrix = moments.astype(np.float64)
+    np.fill_diagonal(matrix, matrix.diagonal() + np.arange(size))
+    factors = cholesky.factor_udu(moments, matrix.diagonal().copy(), 2)
+    assert factors is not None
+    feed, weights = factors
+    assert not np.triu(feed).any()
+    upper = feed.T + np.eye(size)
+    np.testing.assert_allclose((upper * weights) @ upper.T, matrix, rtol=1e-4, atol=1e-3)
