@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quant.methods.search import native_search_settings, search_scales
 from quant.methods.search_settings import MIN_IMPORTANCE, SEARCH_SETTINGS, FormatSearchSettings
-from quant.native import ggml
+from quant.native import feedback_kernels, ggml
 from quant.native.array_backends import Array, ArrayBackend, NumpyBackend
 
 if TYPE_CHECKING:
@@ -80,6 +80,17 @@ class ColumnFormat:
             (np.float32(self.low), np.float32(self.high))
             if isinstance(ops, NumpyBackend)
             else (self.low, self.high)
+        )
+
+    @cached_property
+    def layout(self) -> feedback_kernels.GridLayout:
+        """The layout of a block in our C code for the loops over columns."""
+        return feedback_kernels.GridLayout(
+            self.block_columns,
+            self.group_columns,
+            (self.low, self.high),
+            self.scale_range or (0, 0),
+            self.max_min or 0,
         )
 
     @cached_property

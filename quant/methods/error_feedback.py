@@ -14,6 +14,9 @@ multiplied by F, is added to the columns after it.
 all other codes stay fixed (coordinate descent; QuantEase, Behdin et al. 2309.01885). Then each
 group's integer scale and minimum move in the same way, and the block's F16 scales are fitted in
 closed form, unless that increases the error of the row.
+
+On a CPU the loops over the columns of a block run in our C code if it is built
+(quant/native/error_feedback.c), because numpy's calls take longer than their arithmetic there.
 """
 
 from dataclasses import replace
@@ -21,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from quant.methods.column_grids import ColumnFormat, ColumnGrid, search_column_grid
 from quant.methods.group_sums import invert
-from quant.native.array_backends import Array, ArrayBackend
+from quant.native import feedback_kernels
+from quant.native.array_backends import Array, ArrayBackend, NumpyBackend
 
 if TYPE_CHECKING:
     from quant.methods.hessian_factor import HessianFactor
@@ -32,11 +36,12 @@ FEED_COLUMNS = 32
 
 def round_with_feedback(
     kind: ColumnFormat, panel: Array, factor: "HessianFactor", sweeps: int, ops: ArrayBackend
-) -> tuple[list[ColumnGrid], Array]:
+) -> tuple[list[ColumnGrid], Array, Array]:
     """Round a panel [columns, rows] of weights. Return the grids, one for each block of columns,
-    and the levels [columns, rows].
+    the levels [columns, rows], and the error [rows] in the layer's output that they cause.
 
-    `sweeps` is the number of sweeps of coordinate descent.
+    `sweeps` is the number of sweeps of coordinate descent, at least one. The last one also adds up
+    the error e H e^T: in it the errors of all columns before a block are final.
     """
     errors, levels, grids = ops.zeros(*panel.shape), ops.empty_like(panel), []
     for first in range(0, len(panel), kind.block_columns):
@@ -47,29 +52,46 @@ def round_with_feedback(
             grid, panel[block], target, factor.feed[block, block], levels[block], errors[block], ops
         )
         grids.append(grid)
-    for _ in range(sweeps):
+    row_errors = ops.zeros(panel.shape[1])
+    for sweep in range(sweeps):
         for number, first in enumerate(range(0, len(panel), kind.block_columns)):
             block = slice(first, first + kind.block_columns)
-            gradient = factor.moments[block] @ errors
+            from_before = factor.moments[block, :first] @ errors[:first]
+            gradient = from_before + factor.moments[block, first:] @ errors[first:]
             block_moments = factor.moments[block, block]
             _move_codes(grids[number], levels[block], gradient, block_moments, ops)
             grids[number] = _refit_scales(
                 grids[number], levels[block], gradient, block_moments, ops
             )
             ops.subtract(panel[block], grids[number].value(levels[block]), out=errors[block])
-    return grids, levels
+            if sweep == sweeps - 1:
+                doubled = 2 * from_before + block_moments @ errors[block]
+                row_errors += ops.dot(errors[block], doubled)
+    return grids, levels, row_errors
 
 
-def output_errors(errors: Array, factor: "HessianFactor", size: int) -> Array:
+def output_errors(errors: Array, factor: "HessianFactor", size: int, limit: Array) -> Array:
     """Return the error [rows] in the layer's output that errors [columns, rows] of the weights
-    cause. `size` columns are processed at a time.
+    cause. If it is above `limit` [rows] in every row, the result may be too small, but is also
+    above `limit`. `size` columns are processed at a time.
     """
     totals = 0 * errors[0]
     for first in range(0, len(errors), size):
         block, end = slice(first, first + size), first + size
         combined = errors[block] + factor.feed[block, :end] @ errors[:end]
         totals += factor.weights[block] @ (combined * combined)
+        if not (totals <= limit).any():
+            break
     return totals
+
+
+def _runs_in_c(grid: ColumnGrid, panel: Array, ops: ArrayBackend) -> bool:
+    """Return whether our C code handles the columns of a block of this panel."""
+    return (
+        isinstance(ops, NumpyBackend)
+        and grid.format.layout.fits(panel.shape[1])
+        and feedback_kernels.is_installed()
+    )
 
 
 def _round_block(
@@ -92,6 +114,12 @@ def _round_block(
         grid.format.bounds(ops),
     )
     step, minimum = grid.steps()
+    if _runs_in_c(grid, levels, ops):
+        step, minimum = ops.array(step), None if minimum is None else ops.array(minimum)
+        feedback_kernels.round_block(
+            grid.format.layout, weights, target, feed, step, minimum, levels, errors
+        )
+        return
     inverse_step, value = invert(step), ops.empty_like(target[0])
     for start in range(0, size, FEED_COLUMNS):
         end = min(start + FEED_COLUMNS, size)
@@ -130,6 +158,11 @@ def _move_codes(
         grid.format.bounds(ops),
     )
     step, _ = grid.steps()
+    if _runs_in_c(grid, codes, ops):
+        feedback_kernels.move_codes(
+            grid.format.layout, codes, gradient, block_moments, ops.array(step)
+        )
+        return
     inverse_step, inverse_diagonal = (
         invert(step),
         ops.to_numpy(1 / block_moments.diagonal()).tolist(),
@@ -221,6 +254,17 @@ def _refit_groups(
     low, high = kind.scale_range
     # copies, which are changed below
     scales, mins = grid.scales + 0, None if grid.mins is None else grid.mins + 0
+    if _runs_in_c(grid, codes, ops):
+        scales, mins = ops.array(scales), None if mins is None else ops.array(mins)
+        feedback_kernels.refit_groups(
+            kind.layout,
+            codes,
+            gradient,
+            block_moments,
+            (grid.d, scales),
+            None if mins is None else (grid.m, mins),
+        )
+        return replace(grid, scales=scales, mins=mins)
     for group in range(kind.groups):
         columns = slice(group * kind.group_columns, (group + 1) * kind.group_columns)
         group_codes, group_moments = codes[columns], block_moments[columns, columns]

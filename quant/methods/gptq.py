@@ -240,10 +240,11 @@ class _TensorEncoder:
         factor = self._factor(matrix)
         from_search = self.search(rows, first)
         with self.ops.without_warnings():
-            blocks = self._solve_panel(rows, factor, panel_width)
-            feedback_error = self._output_error(blocks, rows, factor, panel_width)
-            search_error = self._output_error(from_search, rows, factor, panel_width)
-            use_search = ~(feedback_error < search_error)  # also true if the error is NaN
+            blocks, feedback_error = self._solve_panel(rows, factor, panel_width)
+            search_error = self._search_error(
+                from_search, rows, factor, feedback_error, panel_width
+            )
+            use_search = ~(feedback_error < search_error)  # also true if an error is NaN
         blocks[use_search] = from_search[use_search]
         with self.lock:
             self.rows, self.fallback_rows = (
@@ -252,26 +253,46 @@ class _TensorEncoder:
             )
         return blocks
 
-    def _solve_panel(self, rows: "F32", factor: HessianFactor, panel_width: int) -> "U8":
-        """Return the blocks that error feedback gives the rows."""
+    def _solve_panel(
+        self, rows: "F32", factor: HessianFactor, panel_width: int
+    ) -> "tuple[U8, F32]":
+        """Return the blocks that error feedback gives the rows, and the error [rows] in the layer's
+        output that they cause.
+        """
         with self.ops.exclusive_access():
-            grids, levels = round_with_feedback(
+            grids, levels, errors = round_with_feedback(
                 self.kind, self._to_panel(rows, panel_width), factor, DESCENT_SWEEPS, self.ops
             )
-            result = self._result(grids, levels, len(rows))
-        return pack_search_result(result, self.format, self.kind.settings).reshape(len(rows), -1)
+            result, row_errors = self._result(grids, levels, len(rows)), self.ops.to_numpy(errors)
+        blocks = pack_search_result(result, self.format, self.kind.settings)
+        return blocks.reshape(len(rows), -1), row_errors[: len(rows)]
 
-    def _output_error(
-        self, blocks: "U8", rows: "F32", factor: HessianFactor, panel_width: int
+    def _search_error(
+        self,
+        blocks: "U8",
+        rows: "F32",
+        factor: HessianFactor,
+        feedback_error: "F32",
+        panel_width: int,
     ) -> "F32":
         """Return the error [rows] in the layer's output that is caused by rounding `rows` to
-        `blocks`.
+        `blocks`, or at least a number that is also above `feedback_error`.
         """
+        import numpy as np
+
         errors = ggml.decode(blocks, self.format.name, rows.shape[1], label=self.statistics.name)
         errors -= rows
+        # Padded rows have no error, so that a limit below 0 keeps them from being waited for.
+        limit = np.full(panel_width, -1, np.float32)
+        limit[: len(rows)] = feedback_error
         with self.ops.exclusive_access():
             return self.ops.to_numpy(
-                output_errors(self._to_panel(errors, panel_width), factor, ERROR_BAND_COLUMNS)
+                output_errors(
+                    self._to_panel(errors, panel_width),
+                    factor,
+                    ERROR_BAND_COLUMNS,
+                    self.ops.array(limit),
+                )
             )[: len(rows)]
 
     def _to_panel(self, rows: "F32", panel_width: int) -> Array:

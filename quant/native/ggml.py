@@ -359,7 +359,7 @@ def is_decodable(name: str) -> bool:
 
 
 @cache
-def _c_function(name: str, *arguments: Any) -> Callable[..., None] | None:
+def c_function(name: str, *arguments: Any) -> Callable[..., None] | None:
     """Return the function llmcli_`name` of our C code, or None if it is not installed. `arguments`
     are its ctypes argument types.
     """
@@ -371,7 +371,7 @@ def _c_function(name: str, *arguments: Any) -> Callable[..., None] | None:
 
 def native_search() -> Callable[..., None] | None:
     """Return our search in C (searches.c), or None if it is not installed."""
-    return _c_function(
+    return c_function(
         "search", *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5
     )
 
@@ -429,7 +429,7 @@ def pack_blocks(result: ScaleSearchResult, name: str) -> "U8 | None":
     """
     import numpy as np
 
-    run = _c_function(f"pack_{_ggml_name(name)}", *_ROW_FUNCTION)
+    run = c_function(f"pack_{_ggml_name(name)}", *_ROW_FUNCTION)
     if run is None:
         return None
     blocks = np.empty((len(result.d), block_size(name).nbytes), np.uint8)
@@ -454,7 +454,7 @@ def _encoder(name: str) -> Callable[..., None] | None:
     """
     import numpy as np
 
-    encoder = _c_function(f"encode_{_ggml_name(name)}", *_ROW_FUNCTION)
+    encoder = c_function(f"encode_{_ggml_name(name)}", *_ROW_FUNCTION)
     if encoder is None:
         return None
     shape = PROBE_ROWS, block_size(name).values
@@ -509,7 +509,7 @@ def _to_float(name: str, label: str) -> Callable[..., None]:
     """
     lib = open_library()
     if name == "F16":
-        return _c_function("widen", *_ROW_FUNCTION) or cast(
+        return c_function("widen", *_ROW_FUNCTION) or cast(
             "Callable[..., None]", lib.ggml_fp16_to_fp32_row
         )
     if name == "BF16":

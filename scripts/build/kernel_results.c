@@ -21,6 +21,9 @@ struct settings {  // searches.c
     const float * starts;
     const int32_t * offsets;
 };
+struct grid_layout {  // error_feedback.c
+    int32_t columns, group_columns, low, high, scale_low, scale_high, max_min;
+};
 struct search_result {  // blocks.c
     const int16_t * levels;
     const float *d, *m;
@@ -45,6 +48,11 @@ void llmcli_pack_q6_K(const struct search_result *, uint8_t *, int64_t);
 void llmcli_widen(const uint16_t *, float *, int64_t);
 void llmcli_search(const struct settings *, const float *, const float *, int64_t, int64_t, int16_t *, float *,
                    float *, int16_t *, int16_t *);
+void llmcli_round_block(const struct grid_layout *, const float *, const float *, const float *, int64_t,
+                        const float *, const float *, float *, float *, int64_t);
+void llmcli_move_codes(const struct grid_layout *, float *, float *, const float *, int64_t, const float *, int64_t);
+void llmcli_refit_groups(const struct grid_layout *, const float *, float *, const float *, int64_t,
+                         const float *, const float *, float *, float *, int64_t);
 
 // ---- inputs
 
@@ -225,6 +233,46 @@ static void searching(void) {
     }
 }
 
+// GPTQ's loops over the columns of a block, one after another as in a run.
+static void feedback(void) {
+    enum { ROWS = 64, STRIDE = 300 };
+    for (int f = 0; f < FORMAT_COUNT; ++f) {
+        const struct settings * s = &FORMATS[f].s;
+        const int columns = s->groups * s->group_values, count = columns * ROWS;
+        const struct grid_layout layout = {columns,      s->group_values, s->low,       s->high,
+                                           s->scale_low, s->scale_high,   s->scale_high};
+        float *weights = room(4 * count), *target = room(4 * count), *gradient = room(4 * count);
+        float *levels = room(4 * count), *errors = room(4 * count), *moments = room(4 * columns * STRIDE);
+        float *step = room(4 * s->groups * ROWS), *minimum = room(4 * s->groups * ROWS);
+        float *scales = room(4 * s->groups * ROWS), *mins = room(4 * s->groups * ROWS);
+        float *d = room(4 * ROWS), *m = room(4 * ROWS);
+        seed(9000 + f);
+        for (int i = 0; i < count; ++i) weights[i] = normal(), target[i] = weights[i], gradient[i] = normal();
+        for (int i = 0; i < columns * STRIDE; ++i) moments[i] = 0.01f * normal();
+        for (int i = 0; i < columns; ++i) moments[i * STRIDE + i] = 2 + uniform();
+        for (int i = 0; i < ROWS; ++i) d[i] = 0.01f + fabsf(uniform()) / 64, m[i] = fabsf(uniform()) / 64;
+        for (int i = 0; i < s->groups * ROWS; ++i) {
+            scales[i] = between(1, s->scale_high > 1 ? s->scale_high : 1), mins[i] = between(0, 15);
+            step[i] = d[i % ROWS] * scales[i], minimum[i] = -m[i % ROWS] * mins[i];
+        }
+        llmcli_round_block(&layout, weights, target, moments, STRIDE, step, s->has_minimum ? minimum : NULL,
+                           levels, errors, ROWS);
+        llmcli_move_codes(&layout, levels, gradient, moments, STRIDE, step, ROWS);
+        if (s->groups > 1) {
+            llmcli_refit_groups(&layout, levels, gradient, moments, STRIDE, d, s->has_minimum ? m : NULL, scales,
+                                s->has_minimum ? mins : NULL, ROWS);
+        }
+        double error = 0, size = 0;
+        for (int i = 0; i < count; ++i) error += fabs(errors[i]), size += fabs(gradient[i]);
+        begin();
+        add(levels, 4 * count), add(errors, 4 * count), add(gradient, 4 * count);
+        add(scales, 4 * s->groups * ROWS), add(mins, 4 * s->groups * ROWS);
+        print_case("float", FORMATS[f].name, "feedback", columns, error, size);
+        free(weights), free(target), free(gradient), free(levels), free(errors), free(moments);
+        free(step), free(minimum), free(scales), free(mins), free(d), free(m);
+    }
+}
+
 // A sampler that chooses the second of the candidates if there is one.
 static void choose(void * chain, struct candidates * candidates) {
     *(int64_t *)chain += (int64_t)candidates->size;
@@ -383,6 +431,7 @@ int main(void) {
     packers();
     widening();
     searching();
+    feedback();
     rows_of_logits();
     drawing();
     passes();

@@ -25,6 +25,7 @@ KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
     "quant/native/cpu_level.c": ("-O3",),
     "quant/native/encoders.c": ("-O3", "-ffp-contract=off"),
     "quant/native/searches.c": ("-O3", "-ffp-contract=fast"),
+    "quant/native/error_feedback.c": ("-O3", "-ffp-contract=fast"),
     "quant/native/blocks.c": ("-O3",),
     "llmcli/runtime/binding/kernels/row.c": ("-O3", "-ffp-contract=fast"),
     "llmcli/runtime/binding/kernels/row_draws.c": ("-O3",),

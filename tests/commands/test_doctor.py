@@ -275,7 +275,7 @@ def test_the_parts_of_the_installation_are_listed_and_what_is_lost_without_one(
     missing = kernels.Kernels(None, "kernels-x86-64", "kernels-x86-64 was not built: no C compiler")
     monkeypatch.setattr(kernels, "open_kernels", lambda: missing)
     row_scan.load_row_scan.cache_clear()
-    functions = ggml._c_function, ggml._encoder
+    functions = ggml.c_function, ggml._encoder
     for function in functions:
         function.cache_clear()
     monkeypatch.setattr(rpc, "is_built", lambda: False)

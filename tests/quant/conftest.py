@@ -22,7 +22,7 @@ def each_kernel_level(
         pytest.skip(f"{request.param} is not for this machine")
     opened = Kernels(ctypes.CDLL(str(path)), request.param)
     monkeypatch.setattr(kernels, "open_kernels", lambda: opened)
-    functions = ggml._c_function, ggml._encoder  # they remember the library
+    functions = ggml.c_function, ggml._encoder  # they remember the library
     for function in functions:
         function.cache_clear()
     yield

@@ -18,6 +18,7 @@ from quant.errors import UserError
 from quant.formats import FORMATS
 from quant.methods import METHODS, gptq
 from quant.methods.base import MethodReport
+from quant.methods.error_feedback import output_errors
 from quant.methods.gptq import PANEL_ROW_MULTIPLE, PANEL_ROWS, panel_rows
 from quant.methods.hessian_factor import DAMPING, factor_moments
 from quant.native import array_backends, ggml
@@ -134,11 +135,11 @@ def test_row_without_improvement_keeps_the_codes_of_search(tmp_path: Path, monke
     moments, rows = correlated_moments(256), random_rows(256)
     statistics, round_with_feedback = make_statistics(moments, tmp_path), gptq.round_with_feedback
 
-    def damaged_feedback(*args: object) -> tuple[list, object]:
+    def damaged_feedback(*args: object) -> tuple[list, object, object]:
         """Round as usual, but set the codes of every second row to 0."""
-        grids, levels = round_with_feedback(*args)
-        levels[:, ::2] = 0
-        return grids, levels
+        grids, levels, errors = round_with_feedback(*args)
+        levels[:, ::2], errors[::2] = 0, 1e9
+        return grids, levels, errors
 
     undamaged = encode("gptq", "Q4_K", rows, statistics)
     monkeypatch.setattr(gptq, "round_with_feedback", damaged_feedback)
@@ -153,12 +154,45 @@ def test_row_with_a_nan_error_keeps_the_codes_of_search(tmp_path: Path, monkeypa
     rows, statistics = random_rows(256), make_statistics(correlated_moments(256), tmp_path)
 
     def nan_errors(errors: np.ndarray, *_: object) -> np.ndarray:
-        return np.full(errors.shape[1], np.nan, np.float32)
+        return np.full(errors.shape[1], np.nan, np.float32)  # of the codes of search
 
     monkeypatch.setattr(gptq, "output_errors", nan_errors)
     np.testing.assert_array_equal(
         encode("gptq", "Q4_K", rows, statistics), encode("search", "Q4_K", rows, statistics)
     )
+
+
+@pytest.mark.parametrize("type", ["Q2_K", "Q3_K", "Q4_K", "Q4_0", "Q5_1"])
+def test_errors_of_feedback_are_those_of_its_blocks(type: str, tmp_path: Path, monkeypatch) -> None:
+    moments, rows = correlated_moments(512), random_rows(512)
+    factor = factor_moments(moments.astype(np.float32), array_backends.array_backend())
+    reported: list[np.ndarray] = []
+    round_with_feedback = gptq.round_with_feedback
+
+    def keep_errors(*args: Any) -> Any:
+        result = round_with_feedback(*args)
+        reported.append(result[2][:ROWS])
+        return result
+
+    monkeypatch.setattr(gptq, "round_with_feedback", keep_errors)
+    blocks = encode("gptq", type, rows, make_statistics(moments, tmp_path))
+    decoded = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[type]).astype(np.float64)
+    errors = decoded - rows
+    np.testing.assert_allclose(reported[0], ((errors @ factor.moments) * errors).sum(1), rtol=1e-3)
+
+
+def test_a_limit_ends_the_sum_of_output_errors_early() -> None:
+    moments = correlated_moments(512)
+    factor = factor_moments(moments.astype(np.float32), array_backends.array_backend())
+    errors = random_rows(512).T
+    exact = (errors * (factor.moments @ errors)).sum(0)
+    infinite = np.full(ROWS, np.inf, np.float32)
+    np.testing.assert_allclose(output_errors(errors, factor, 32, infinite), exact, rtol=1e-3)
+    limit = (0.1 * exact).astype(np.float32)
+    early = output_errors(errors, factor, 32, limit)
+    assert (early > limit).all() and (early < 0.9 * exact).any()
+    limit[3] = 2 * exact[3]  # a single row below its limit needs all columns
+    np.testing.assert_allclose(output_errors(errors, factor, 32, limit), exact, rtol=1e-3)
 
 
 def test_value_weights_require_moments_of_attention_mixed_rows() -> None:
@@ -401,6 +435,6 @@ def test_gptq_works_without_torch_and_c(tmp_path: Path, monkeypatch: pytest.Monk
     statistics = make_statistics(moments, tmp_path)
     errors = [output_error(encode("gptq", "Q4_K", rows, statistics), "Q4_K", rows, moments)]
     monkeypatch.setattr(array_backends.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(ggml, "_c_function", lambda *_: None)
+    monkeypatch.setattr(ggml, "c_function", lambda *_: None)
     errors.append(output_error(encode("gptq", "Q4_K", rows, statistics), "Q4_K", rows, moments))
     assert abs(errors[1] / errors[0] - 1) < 0.03

@@ -113,14 +113,14 @@ def test_a_search_stays_on_its_device(type: str) -> None:
 def test_error_feedback_stays_on_its_device(type: str) -> None:
     ops, size = MetaDevice(), ggml.block_size(type).values
     factor = factor_moments(correlated_moments(2 * size).astype(np.float32), ops)
-    _, levels = error_feedback.round_with_feedback(
+    _, levels, errors = error_feedback.round_with_feedback(
         ColumnFormat.from_format(FORMATS[type]),
         ops.zeros(2 * size, PANEL_ROW_MULTIPLE),
         factor,
         2,
         ops,
     )
-    assert levels.device == error_feedback.output_errors(levels, factor, size).device == ops.device
+    assert levels.device == errors.device == ops.device
     assert levels.shape == (2 * size, PANEL_ROW_MULTIPLE)
 
 

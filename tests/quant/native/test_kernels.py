@@ -19,7 +19,7 @@ from scripts.build import kernels as build_kernels
 def no_cached_libraries() -> Iterator[None]:
     cached = (
         *(kernels.open_kernels, kernels.open_gemm, kernels.open_products, kernels._cpu_level),
-        *(ggml._c_function, ggml._encoder),
+        *(ggml.c_function, ggml._encoder),
     )
     for function in cached:
         function.cache_clear()
@@ -209,9 +209,9 @@ def test_encoders_that_write_other_bytes_than_ggml_are_not_used(
         memory = (ctypes.c_uint8 * 1).from_address(blocks)
         memory[0] ^= 1
 
-    encode = ggml._c_function("encode_q4_K", *ggml._ROW_FUNCTION)
+    encode = ggml.c_function("encode_q4_K", *ggml._ROW_FUNCTION)
     assert encode is not None
-    monkeypatch.setattr(ggml, "_c_function", lambda *_: one_byte_off)
+    monkeypatch.setattr(ggml, "c_function", lambda *_: one_byte_off)
     assert ggml._encoder("Q4_K") is None
 
 
