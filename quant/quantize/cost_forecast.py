@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from quant.calibration.statistics import InputStatistics
 from quant.formats import FORMATS
 from quant.methods import METHODS
 from quant.methods.base import RowEncoder
-from quant.methods.gptq import KEPT_FACTORS, PANEL_ROWS, Gptq, panel_rows
+from quant.methods.gptq import KEPT_FACTORS, Gptq, panel_rows
 from quant.methods.hessian_factor import factor_moments
 from quant.native import array_backends, blas_threads
 from quant.native.processors import limit_workers, worker_count
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 TRIALS = 2
-PANEL_TRIAL_COLUMNS = (1024, 2048)
+PANEL_TRIAL_ROWS, PANEL_TRIAL_COLUMNS = 256, (1024, 4096)
 FACTOR_TRIAL_COLUMNS = (1536, 3072)
 # Rows and columns of a trial of another method: few rows, and more if these take less than
 # SHORT_SECONDS.
@@ -107,6 +107,12 @@ class _EqualMoments:
         import numpy as np
 
         return np.full(self.columns, 1.5, np.float32)
+
+
+@cache
+def _equal_moments(columns: int) -> _EqualMoments:
+    """Return the same object in every call, so that trials of several types share a factor."""
+    return _EqualMoments(columns)
 
 
 class _EqualSquares(ImatrixEntry):
@@ -214,8 +220,8 @@ def _factor_time() -> PowerCurve:
 
 def _row_time(kind: str) -> PowerCurve:
     """Return the time of a row in a GPTQ panel of type `kind`, with all threads busy."""
-    columns = PANEL_TRIAL_COLUMNS
-    times = [_trial_seconds("gptq", kind, PANEL_ROWS, count) / PANEL_ROWS for count in columns]
+    columns, rows = PANEL_TRIAL_COLUMNS, PANEL_TRIAL_ROWS
+    times = [_trial_seconds("gptq", kind, rows, count) / rows for count in columns]
     return PowerCurve.through(1, columns, times)
 
 
@@ -245,7 +251,7 @@ def _trial_seconds(method: str, kind: str, rows: int, columns: int) -> float:
 def _trial_encoder(method: str, kind: str, rows: int, columns: int) -> RowEncoder:
     """Return the encoder of a matrix of equally important, equally correlated columns."""
     squares = _EqualSquares(Path(), 0, columns, (1.0,))
-    statistics = InputStatistics("trial", columns, rows, 1, squares, _EqualMoments(columns))
+    statistics = InputStatistics("trial", columns, rows, 1, squares, _equal_moments(columns))
     return METHODS[method].make_encoder(FORMATS[kind], statistics)
 
 
