@@ -6,8 +6,9 @@ k and v; gate and up) share an input. The key `llmcli.moments.weights` lists the
 weights, and `llmcli.moments.inputs` lists, in the same order, the number N of each weight's input.
 Each input has these tensors:
 
-- N.second, F32 [columns, columns, matrices]: the sum of x x^T, exactly symmetric; one matrix for
-  each expert
+- N.second, F32 [triangle_size(columns), matrices]: the lower triangle of the sum of x x^T in the
+  stripes of triangle.py, with exactly symmetric squares on the diagonal; one for each expert.
+  Earlier versions wrote whole matrices [columns, columns, matrices], which are read, too
 - N.squares, F32 [columns, matrices]: the diagonal of N.second, stored again so that it can be read
   as an imatrix without reading the matrices
 - N.first, F32 [columns, matrices]: the sum of x
@@ -25,7 +26,7 @@ writes these files.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from quant.calibration.imatrix import (
     require_same_model,
 )
 from quant.calibration.text_record import UNKNOWN_TEXT, TextRecord
+from quant.calibration.triangle import stripe_rows, triangle_size, whole_matrix
 from quant.errors import UserError
 from quant.gguf import header
 from quant.model_file.load_checks import MOMENTS_TYPE
@@ -55,7 +57,6 @@ SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX = (
     ".first",
     ".counts",
 )
-CHECKED_ROWS = 16  # number of rows of a matrix that are compared with its columns for symmetry
 REMAKE_HINT = "make it again: llmcli calibrate SRC -o STATS --moments FILE"
 
 
@@ -83,7 +84,7 @@ class StoredMoments:
 
     `names` are the weights that share the input. `mixed` means that the sums are over attention's
     mixtures of the rows (see the top of this module). `offset` is the position of the matrices in
-    the file in bytes. `importance` are the sums of squares as an imatrix has them. Each method call
+    the file in bytes, and `is_whole` whether the file has more than their triangles. `importance` are the sums of squares as an imatrix has them. Each method call
     reads from the file.
     """
 
@@ -96,6 +97,7 @@ class StoredMoments:
     importance: ImatrixEntry = field(repr=False)
     first_offset: int  # where the sums of x begin in the file
     mixed: bool = False
+    is_whole: bool = False
 
     def sums(self, matrix: int = 0) -> "F32":
         """Return the sum of x x^T of one matrix, `[columns, columns]`, which is symmetric. Raises
@@ -103,15 +105,7 @@ class StoredMoments:
         """
         import numpy as np
 
-        size = self.columns * self.columns
-        products = self._read(self.offset + 4 * size * matrix, size).reshape(
-            self.columns, self.columns
-        )
-        step = max(1, self.columns // CHECKED_ROWS)
-        if not np.isfinite(products).all():
-            raise self._damaged("contain values that are not finite")
-        if not np.array_equal(products[::step], products.T[::step]):
-            raise self._damaged("contain a matrix that is not symmetric")
+        products = whole_matrix(self._stripes(matrix), self.columns)
         if not np.array_equal(products.diagonal(), self._squares(matrix)):
             raise self._damaged("contain a matrix whose diagonal is not its sums of squares")
         return products
@@ -172,6 +166,23 @@ class StoredMoments:
         rows; 0 if no matrix has rows.
         """
         return min((count for count in self.counts if count), default=0.0)
+
+    def _stripes(self, matrix: int) -> "Iterator[F32]":
+        """Yield the stripes of the triangle of one matrix. Raises UserError if they are damaged."""
+        import numpy as np
+
+        size = self.columns**2 if self.is_whole else triangle_size(self.columns)
+        offset = self.offset + 4 * size * matrix
+        for first, last in stripe_rows(self.columns):
+            width = self.columns if self.is_whole else last
+            stripe = self._read(offset, (last - first) * width).reshape(-1, width)
+            offset += stripe.nbytes
+            if not np.isfinite(stripe).all():
+                raise self._damaged("contain values that are not finite")
+            square = stripe[:, first:last]
+            if not np.array_equal(square, square.T):
+                raise self._damaged("contain a matrix that is not symmetric")
+            yield stripe[:, :last]
 
     def _squares(self, matrix: int) -> "F32":
         return self._read(self.importance.offset + 4 * self.columns * matrix, self.columns)
@@ -344,13 +355,15 @@ def _stored_input(
     if not all(moment_tensors):
         raise _invalid(path, f"some of the moments of {names[0]} are missing")
     second, squares, first, counts = (tensor for tensor in moment_tensors if tensor)
-    columns, matrices = second.columns, counts.elements
+    columns, matrices = squares.columns, counts.elements
+    is_whole = second.columns == columns  # of an earlier version
+    matrix_size = columns * columns if is_whole else triangle_size(columns)
     if (
         not 1 <= matrices <= MAX_MATRICES
         or {second.type, squares.type, first.type} != {"F32"}
         or counts.type != "F64"
-        or second.elements != columns * columns * matrices
-        or {squares.columns, first.columns} != {columns}
+        or second.elements != matrix_size * matrices
+        or first.columns != columns
         or {squares.elements, first.elements} != {columns * matrices}
     ):
         raise _invalid(path, f"the moments of {names[0]} do not match")
@@ -362,7 +375,15 @@ def _stored_input(
         raise _invalid(path, f"{names[0]} contains values that are no sums of squares")
     entry = ImatrixEntry(path, squares.offset, squares.elements, tuple(row_counts.tolist()))
     return StoredMoments(
-        path, names, columns, matrices, entry.divisors, second.offset, entry, first.offset
+        path,
+        names,
+        columns,
+        matrices,
+        entry.divisors,
+        second.offset,
+        entry,
+        first.offset,
+        is_whole=is_whole,
     )
 
 

@@ -42,9 +42,6 @@ MARK_SUFFIX = ".mark"  # I32 [8], the sha256 of an input's bytes; zeros until th
 DATA_SUFFIXES = (SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX)
 BLOCK_BYTES = 1 << 22  # that are hashed at a time
 UNFINISHED_DIGEST = "0" * 64
-# Rows that are mirrored at a time, a part of a stripe of Triangle. Mirroring single rows would cost
-# a cache miss for each value.
-MIRROR_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +208,14 @@ class MomentsWriter:
     def _write_matrix(
         self, offset: int, matrix: int, triangle: Triangle, sha: "hashlib._Hash"
     ) -> None:
-        """Write one matrix of sums in float32. `offset` is the position of the input's matrices in
+        """Write the triangle of sums in float32. `offset` is the position of the input's matrices in
         the file, and `matrix` the number of this one. The written bytes are added to the digest
         `sha`.
         """
-        columns = triangle.columns
-        for first in range(0, columns, MIRROR_ROWS):
-            rows = triangle.read_rows(first, min(first + MIRROR_ROWS, columns))
-            self._write(offset + 4 * columns * (matrix * columns + first), rows, sha)
+        offset += 4 * triangle_size(triangle.columns) * matrix
+        for stripe in triangle.read_stripes():
+            self._write(offset, stripe, sha)
+            offset += stripe.nbytes
 
     def _write(self, offset: int, values: NDArray[np.floating], sha: "hashlib._Hash") -> None:
         raw = values.tobytes()
@@ -308,7 +305,7 @@ def _layout(origin: MomentsOrigin, inputs: tuple[MomentsInput, ...]) -> layout.F
     tensors: list[tuple[str, tuple[int, ...], str]] = []
     for number, entry in enumerate(inputs):
         tensors += [
-            (f"{number}{SECOND_SUFFIX}", (entry.columns, entry.columns, entry.matrices), "F32"),
+            (f"{number}{SECOND_SUFFIX}", (triangle_size(entry.columns), entry.matrices), "F32"),
             (f"{number}{SQUARES_SUFFIX}", (entry.columns, entry.matrices), "F32"),
             (f"{number}{FIRST_SUFFIX}", (entry.columns, entry.matrices), "F32"),
             (f"{number}{COUNTS_SUFFIX}", (entry.matrices,), "F64"),

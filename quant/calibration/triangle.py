@@ -3,7 +3,7 @@ STRIPE_ROWS rows. A stripe has all columns up to the end of its square on the di
 can be added to it as to any matrix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,24 @@ F64 = NDArray[np.float64]
 STRIPE_ROWS = 256
 
 
+def stripe_rows(columns: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each stripe of a matrix [columns, columns], and the row behind it."""
+    for first in range(0, columns, STRIPE_ROWS):
+        yield first, min(first + STRIPE_ROWS, columns)
+
+
 def triangle_size(columns: int) -> int:
     """Return how many numbers the triangle of a matrix [columns, columns] takes."""
-    return sum(
-        (last - first) * last
-        for first in range(0, columns, STRIPE_ROWS)
-        for last in [min(first + STRIPE_ROWS, columns)]
-    )
+    return sum((last - first) * last for first, last in stripe_rows(columns))
+
+
+def whole_matrix(stripes: Iterable[F32], columns: int) -> F32:
+    """Return the symmetric matrix [columns, columns] with these stripes."""
+    matrix = np.empty((columns, columns), np.float32)
+    for (first, last), stripe in zip(stripe_rows(columns), stripes, strict=True):
+        matrix[first:last, :last] = stripe
+        matrix[:first, first:last] = stripe[:, :first].T
+    return matrix
 
 
 class Triangle:
@@ -32,8 +43,7 @@ class Triangle:
         self.columns = columns
         self._stripes: list[F64] = []
         at = 0
-        for first in range(0, columns, STRIPE_ROWS):
-            last = min(first + STRIPE_ROWS, columns)
+        for first, last in stripe_rows(columns):
             self._stripes.append(numbers[at : at + (last - first) * last].reshape(-1, last))
             at += (last - first) * last
 
@@ -64,19 +74,13 @@ class Triangle:
             square = stripe[:, first:]
             np.fill_diagonal(square, np.maximum(square.diagonal(), 0))
 
-    def read_rows(self, first: int, last: int) -> F32:
-        """Return rows of the whole matrix as float32 [last - first, columns], of one stripe."""
-        number = first // STRIPE_ROWS
-        start, stripe = number * STRIPE_ROWS, self._stripes[number]
-        assert last <= start + len(stripe), (first, last)
-        rows = np.empty((last - first, self.columns), np.float32)
-        rows[:, :last] = stripe[first - start : last - start, :last]
-        rows[:, last : start + len(stripe)] = stripe[last - start :, first:last].T
-        for below_first, below in self._within(start + len(stripe), self.columns):
-            rows[:, below_first : below_first + len(below)] = below[:, first:last].T
-        corner = rows[:, first:last]
-        corner[...] = np.tril(corner) + np.tril(corner, -1).T
-        return rows
+    def read_stripes(self) -> Iterator[F32]:
+        """Yield the stripes as float32, with symmetric squares on the diagonal."""
+        for (first, last), numbers in zip(stripe_rows(self.columns), self._stripes, strict=True):
+            stripe = numbers.astype(np.float32)
+            square = stripe[:, first:last]
+            square[...] = np.tril(square) + np.tril(square, -1).T
+            yield stripe
 
     def _within(self, first: int, last: int) -> Iterator[tuple[int, F64]]:
         """Yield the stripes with any of these rows, each with the number of its first row."""

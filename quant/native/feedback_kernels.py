@@ -128,7 +128,7 @@ def _layout_address(layout: GridLayout) -> int:
 
 def _rows(layout: GridLayout, *panels: "F32") -> int:
     """Return the number of rows of contiguous panels [columns, rows], which must agree."""
-    rows = panels[0].shape[1]
+    rows: int = panels[0].shape[1]
     assert layout.fits(rows), (layout, rows)
     assert all(panel.shape == (layout.columns, rows) for panel in panels), panels[0].shape
     return rows
@@ -147,4 +147,4 @@ def _matrix(part: "F32", layout: GridLayout) -> tuple[int, int]:
     """Return the address of a part of a matrix, and the floats from one of its rows to the next."""
     assert part.shape == (layout.columns, layout.columns) and part.dtype.char == "f", part.shape
     assert part.strides[1] == part.itemsize, part.strides
-    return part.ctypes.data, part.strides[0] // part.itemsize
+    return int(part.ctypes.data), part.strides[0] // part.itemsize

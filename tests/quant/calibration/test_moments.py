@@ -92,6 +92,37 @@ def test_file_is_read_by_the_gguf_package(tmp_path: Path) -> None:
     assert reader.fields["general.type"].contents() == "llmcli.moments"
 
 
+def test_whole_matrices_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    x = rows(700, 600)
+    file = moments_writer.write_moments(
+        tmp_path / "new", [(["a"], MomentSums.from_rows(np.stack([x, 2 * x])))], ORIGIN
+    )
+    ours = moments.load_moments(file).inputs[0]
+    writer = gguf.GGUFWriter(tmp_path / "old", "none")
+    writer.add_type("llmcli.moments")
+    for key, text in (("digest", "ab" * 32), ("model", "0123"), ("transform", "none")):
+        writer.add_string(f"llmcli.moments.{key}", text)
+    for key in ("chunk_size", "chunks"):
+        writer.add_uint32(f"llmcli.moments.{key}", 1)
+    for key in ("texts", "datasets", "weights"):
+        writer.add_array(f"llmcli.moments.{key}", ["a"])
+    writer.add_key_value(
+        "llmcli.moments.inputs", [0], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32
+    )
+    sums = np.stack([ours.sums(matrix) for matrix in range(2)])
+    writer.add_tensor("0.second", sums)
+    writer.add_tensor("0.squares", sums.diagonal(axis1=1, axis2=2).copy())
+    writer.add_tensor("0.first", np.zeros((2, 600), np.float32))
+    writer.add_tensor("0.counts", np.full(2, 700.0))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    theirs = moments.load_moments(tmp_path / "old").inputs[0]
+    for matrix in range(2):
+        assert np.array_equal(theirs.mean(matrix), ours.mean(matrix))
+
+
 def test_moments_of_another_model_or_other_folds_are_refused(tmp_path: Path) -> None:
     loaded = moments.load_moments(write_file(tmp_path))
     assert set(

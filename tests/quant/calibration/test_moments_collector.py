@@ -19,7 +19,7 @@ from quant.calibration.moments_collector import InputSurvey, MomentsCollector
 from quant.calibration.moments_writer import MomentSums
 from quant.calibration.resume_file import CalibrationProgress, CalibrationState
 from quant.calibration.text_record import TextRecord
-from quant.calibration.triangle import STRIPE_ROWS
+from quant.calibration.triangle import whole_matrix
 from quant.errors import UserError
 
 CHUNKS, TOKENS, WIDTH, EXPERTS = 5, 24, 6, 4
@@ -330,12 +330,7 @@ def whole_matrices(sums: MomentSums) -> np.ndarray:
     """Return the sums of x x^T [matrices, columns, columns]."""
     return np.stack(
         [
-            np.concatenate(
-                [
-                    sums.triangle(matrix).read_rows(first, min(first + STRIPE_ROWS, sums.columns))
-                    for first in range(0, sums.columns, STRIPE_ROWS)
-                ]
-            )
+            whole_matrix(sums.triangle(matrix).read_stripes(), sums.columns)
             for matrix in range(len(sums.counts))
         ]
     )
