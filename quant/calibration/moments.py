@@ -84,8 +84,8 @@ class StoredMoments:
 
     `names` are the weights that share the input. `mixed` means that the sums are over attention's
     mixtures of the rows (see the top of this module). `offset` is the position of the matrices in
-    the file in bytes, and `is_whole` whether the file has more than their triangles. `importance` are the sums of squares as an imatrix has them. Each method call
-    reads from the file.
+    the file in bytes, and `is_whole` whether the file has more than their triangles. `importance`
+    are the sums of squares as an imatrix has them. Each method call reads from the file.
     """
 
     file: Path

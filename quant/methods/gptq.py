@@ -19,8 +19,8 @@ Two kinds of tensors are left to `--method search`:
 Unless `--sequential` is given (quant/quantize/blockwise.py), all layers use the moments of the
 unquantized model.
 
-On a CPU the products are numpy's. Our C code, if it is built, searches the scales and goes from column
-to column within a block.
+On a CPU the products are numpy's. Our C code, if it is built, searches the scales and goes from
+column to column within a block.
 """
 
 from typing import TYPE_CHECKING, Any

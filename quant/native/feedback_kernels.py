@@ -23,11 +23,14 @@ _REFIT_GROUPS = (*[_POINTER] * 4, ctypes.c_int64, *[_POINTER] * 4, ctypes.c_int6
 class _CGridLayout(ctypes.Structure):
     """`struct grid_layout` of error_feedback.c. The fields must have the same order."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int32)
-        for name in (
-            *("columns", "group_columns", "low", "high", "scale_low", "scale_high", "max_min"),
-        )
+    _fields_ = (
+        ("columns", ctypes.c_int32),
+        ("group_columns", ctypes.c_int32),
+        ("low", ctypes.c_int32),
+        ("high", ctypes.c_int32),
+        ("scale_low", ctypes.c_int32),
+        ("scale_high", ctypes.c_int32),
+        ("max_min", ctypes.c_int32),
     )
 
 
