@@ -14,7 +14,7 @@ def positive(size: int, seed: int = 0) -> np.ndarray:
 
 
 def lower_factor(matrix: np.ndarray, threads: int) -> np.ndarray | None:
-    """Return L of the matrix = L L^T. NaN above the diagonal shows that only L is read."""
+    """Return L of the matrix = L L^T in float64. NaN above the diagonal shows that only L is read."""
     lower = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
     with ThreadPoolExecutor(threads) as pool:
         return np.tril(lower) if cholesky.factor_in_place(lower, pool) else None
@@ -63,3 +63,11 @@ def test_udu_gives_the_matrix_with_another_diagonal(
     assert not np.triu(feed).any()
     upper = feed.T + np.eye(size)
     np.testing.assert_allclose((upper * weights) @ upper.T, matrix, rtol=1e-4, atol=1e-3)
+
+
+def test_a_matrix_that_is_singular_in_float32_is_factored_in_float64() -> None:
+    diagonal = np.full(8, 1 + 1e-9)  # all other entries are 1
+    factors = cholesky.factor_udu(np.ones((8, 8), np.float32), diagonal, 1)
+    assert factors is not None
+    assert 0 < factors[1].min() < 1e-8
+    assert cholesky.factor_udu(np.ones((8, 8), np.float32), np.ones(8), 1) is None
