@@ -364,7 +364,7 @@ class _CalibrationRun:
                 elif not self._flush_chunk(progress.moments, progress.sums, progress.chunks, pool):
                     continue
                 if clock:
-                    clock.print_forecast(chunks_before, progress.chunks)
+                    clock.print_forecast(progress.chunks - chunks_before)
                 if self.saves and self.interim.is_due():
                     self.interim.save(progress)
         if file and progress.moments:
@@ -426,26 +426,39 @@ class _CalibrationRun:
 
 
 class _PassClock:
-    """Prints once how long a pass will take, going by the first chunks. `n_chunks`: the chunks that
-    are left.
+    """Prints once how long a pass will take, going by chunks near its beginning. The first ones do
+    not count: they also pay for the first access to the memory of the sums. `n_chunks`: the chunks
+    of the pass.
     """
 
     def __init__(self, n_chunks: int, ui: "UI") -> None:
         self.n_chunks, self.ui = n_chunks, ui
-        self.started_at, self.is_done = time.perf_counter(), n_chunks < MIN_FORECAST_CHUNKS
+        self.is_done = n_chunks < MIN_FORECAST_CHUNKS
+        # the number of chunks in the sums when they were first complete, and the time of that
+        self.begun: tuple[int, float] | None = None
 
-    def print_forecast(self, first: int, end: int) -> None:
-        """Print the forecast, if it was not printed yet, when the chunks from `first` to `end` have
-        been added to the sums.
+    def print_forecast(self, n_read: int) -> None:
+        """Print the forecast, if it was not printed yet, when the first `n_read` chunks have been
+        added to the sums.
         """
         if self.is_done:
             return
+        now = time.perf_counter()
+        if self.begun is None:
+            self.begun = n_read, now
+            return
         self.is_done = True
-        seconds = (time.perf_counter() - self.started_at) / (end - first) * self.n_chunks
-        self.ui.note(
-            f"forecast: {format_duration(seconds)} for {self.n_chunks} chunks, going by "
-            f"{'the first one' if end - first == 1 else f'the first {end - first}'}"
-        )
+        n_first, began_at = self.begun
+        n_left = self.n_chunks - n_read
+        if n_left:
+            seconds = (now - began_at) / (n_read - n_first) * n_left
+            clocked = (
+                f"chunks {n_first + 1} to {n_read}" if n_read > n_first + 1 else f"chunk {n_read}"
+            )
+            self.ui.note(
+                f"forecast: {format_duration(seconds)} for {n_left} more chunks, "
+                f"going by {clocked}"
+            )
 
 
 def _hash_names(weights: frozenset[str]) -> str:
