@@ -24,6 +24,8 @@ import gguf
 import numpy as np
 import pytest
 
+from quant.calibration.moments import load_moments
+
 EARLIER = Path(__file__).parent / "data" / "earlier"
 TIME_NS = 1_760_000_000_000_000_000
 BUILD = importlib.metadata.version("llama-cpp-python")
@@ -147,13 +149,22 @@ def test_a_killed_calibration_with_moments_is_resumed(earlier: Earlier) -> None:
     assert not list(earlier.folder.glob(".killed-moments*"))
 
 
-@pytest.mark.parametrize("name", ["imatrix.gguf", "moments.gguf"])
-def test_calibration_files_are_merged(name: str, earlier: Earlier) -> None:
-    earlier.run(f"calibrate --merge {name} {name} -o twice.gguf")
-    once, twice = tensors(earlier.folder / name), tensors(earlier.folder / "twice.gguf")
+def test_importance_matrices_are_merged(earlier: Earlier) -> None:
+    earlier.run("calibrate --merge imatrix.gguf imatrix.gguf -o twice.gguf")
+    once, twice = tensors(earlier.folder / "imatrix.gguf"), tensors(earlier.folder / "twice.gguf")
     assert once.keys() == twice.keys()
-    for tensor in (tensor for tensor in once if not tensor.endswith(".mark")):
-        assert np.allclose(twice[tensor], 2 * once[tensor], rtol=1e-6), tensor
+    for tensor, values in once.items():
+        assert np.allclose(twice[tensor], 2 * values, rtol=1e-6), tensor
+
+
+def test_second_moments_are_merged(earlier: Earlier) -> None:
+    earlier.run("calibrate --merge moments.gguf moments.gguf -o twice.gguf")
+    once, twice = (load_moments(earlier.folder / name) for name in ("moments.gguf", "twice.gguf"))
+    assert once.names == twice.names
+    for first, second in zip(once.inputs, twice.inputs, strict=True):
+        for matrix in range(first.matrices):
+            assert np.allclose(second.sums(matrix), 2 * first.sums(matrix), rtol=1e-6)
+            assert np.allclose(second.first_sums(matrix), 2 * first.first_sums(matrix), rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["search --imatrix imatrix.gguf", "gptq --moments moments.gguf"])

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +28,7 @@ from quant.calibration.moments import (
     MomentsOrigin,
 )
 from quant.calibration.text_record import TextRecord
-from quant.calibration.triangle import Triangle, triangle_size
+from quant.calibration.triangle import Triangle, triangle_size, whole_matrix
 from quant.disk_space import require_disk_space
 from quant.errors import UserError
 from quant.gguf import layout
@@ -116,6 +117,7 @@ class MomentsWriter:
         self.out, self.inputs, self.origin = out, tuple(inputs), origin
         self.part_path = out.with_name(f".{out.name}.part")
         self.layout = _layout(origin, self.inputs)
+        self._is_whole = False  # whether the file has more than the matrices' triangles
         self._slots = {slot.name: slot for slot in self.layout.slots}
         self._finished: set[int] = set()
         try:
@@ -135,12 +137,13 @@ class MomentsWriter:
         """Open an earlier run's file if its header is identical, else start a new file."""
         if self.part_path.is_file():
             self._file = open_without_links(self.part_path, "r+b")
-            # earlier versions recorded only the names of the texts
+            # earlier versions recorded only the names of the texts, and wrote whole matrices
             names_only = replace(self.origin, text=TextRecord(self.origin.text.names))
-            for file_layout in (self.layout, _layout(names_only, self.inputs)):
+            for origin, is_whole in product((self.origin, names_only), (False, True)):
+                file_layout = _layout(origin, self.inputs, is_whole=is_whole)
                 self._file.seek(0)
                 if self._file.read(len(file_layout.header)) == file_layout.header:
-                    self.layout = file_layout
+                    self.layout, self._is_whole = file_layout, is_whole
                     self._slots = {slot.name: slot for slot in file_layout.slots}
                     self._finished = set(filter(self._is_intact, range(len(self.inputs))))
                     return
@@ -208,14 +211,15 @@ class MomentsWriter:
     def _write_matrix(
         self, offset: int, matrix: int, triangle: Triangle, sha: "hashlib._Hash"
     ) -> None:
-        """Write the triangle of sums in float32. `offset` is the position of the input's matrices in
-        the file, and `matrix` the number of this one. The written bytes are added to the digest
+        """Write the sums of one matrix in float32. `offset` is the position of the input's matrices
+        in the file, and `matrix` the number of this one. The written bytes are added to the digest
         `sha`.
         """
-        offset += 4 * triangle_size(triangle.columns) * matrix
-        for stripe in triangle.read_stripes():
-            self._write(offset, stripe, sha)
-            offset += stripe.nbytes
+        columns, stripes = triangle.columns, triangle.read_stripes()
+        offset += 4 * matrix * (columns**2 if self._is_whole else triangle_size(columns))
+        for part in [whole_matrix(stripes, columns)] if self._is_whole else stripes:
+            self._write(offset, part, sha)
+            offset += part.nbytes
 
     def _write(self, offset: int, values: NDArray[np.floating], sha: "hashlib._Hash") -> None:
         raw = values.tobytes()
@@ -276,8 +280,12 @@ def write_moments(
     return path
 
 
-def _layout(origin: MomentsOrigin, inputs: tuple[MomentsInput, ...]) -> layout.FileLayout:
-    """Return the header of the file and the position of every tensor in it."""
+def _layout(
+    origin: MomentsOrigin, inputs: tuple[MomentsInput, ...], *, is_whole: bool = False
+) -> layout.FileLayout:
+    """Return the header of the file and the position of every tensor in it. With `is_whole`, it has
+    whole matrices, as earlier versions wrote them.
+    """
     names = [(name, number) for number, entry in enumerate(inputs) for name in entry.names]
     entries = [
         ("general.type", layout.encode_entry("string", MOMENTS_TYPE)),
@@ -304,8 +312,10 @@ def _layout(origin: MomentsOrigin, inputs: tuple[MomentsInput, ...]) -> layout.F
         entries.append((MIXED_KEY, layout.encode_entry("array:uint32", mixed)))
     tensors: list[tuple[str, tuple[int, ...], str]] = []
     for number, entry in enumerate(inputs):
+        columns = entry.columns
+        matrix = (columns, columns) if is_whole else (triangle_size(columns),)
         tensors += [
-            (f"{number}{SECOND_SUFFIX}", (triangle_size(entry.columns), entry.matrices), "F32"),
+            (f"{number}{SECOND_SUFFIX}", (*matrix, entry.matrices), "F32"),
             (f"{number}{SQUARES_SUFFIX}", (entry.columns, entry.matrices), "F32"),
             (f"{number}{FIRST_SUFFIX}", (entry.columns, entry.matrices), "F32"),
             (f"{number}{COUNTS_SUFFIX}", (entry.matrices,), "F64"),

@@ -20,6 +20,7 @@ class Block:
     """A block of a panel: its weights, its grid, and a part of a matrix of second moments."""
 
     def __init__(self, type: str) -> None:
+        assert feedback_kernels.is_installed()
         rng = np.random.default_rng(3)
         self.kind = ColumnFormat.from_format(FORMATS[type])
         size = self.kind.block_columns
