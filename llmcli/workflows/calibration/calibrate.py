@@ -456,8 +456,7 @@ class _PassClock:
                 f"chunks {n_first + 1} to {n_read}" if n_read > n_first + 1 else f"chunk {n_read}"
             )
             self.ui.note(
-                f"forecast: {format_duration(seconds)} for {n_left} more chunks, "
-                f"going by {clocked}"
+                f"forecast: {format_duration(seconds)} for {n_left} more chunks, going by {clocked}"
             )
 
 
