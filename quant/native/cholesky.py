@@ -8,8 +8,8 @@ Only blocks on and below the diagonal are read and written. The kernel gives no 
 of a new array, so a factorization takes half of the memory of its arrays.
 
 float32 is tried first, which takes half of the time and memory of float64. Its rounding errors are
-far below the damping of the moments that GPTQ factors, and GPTQ measures its errors with the moments
-themselves.
+far below the damping of the moments that GPTQ factors, and GPTQ measures its errors with the
+moments themselves.
 """
 
 from collections.abc import Callable, Iterator

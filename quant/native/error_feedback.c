@@ -1,11 +1,11 @@
 // The loops over the columns of a block of GPTQ in C (quant/methods/error_feedback.py): the same
-// steps as in Python, for TILE rows of the panel at a time, whose values stay in the cache. Sums are
-// added in another order than numpy's, and multiply-adds may be contracted. Called by
+// steps as in Python, for TILE rows of the panel at a time, whose values stay in the cache. Sums
+// are added in another order than numpy's, and multiply-adds may be contracted. Called by
 // quant/native/feedback_kernels.py.
 //
-// A panel is transposed: [columns, rows], with the values of a column adjacent. `rows` is a multiple
-// of TILE, and a block has at most MAX_COLUMNS columns. Matrices over the columns of a block have
-// `stride` floats from one row to the next, because they are parts of larger ones.
+// A panel is transposed: [columns, rows], with the values of a column adjacent. `rows` is a
+// multiple of TILE, and a block has at most MAX_COLUMNS columns. Matrices over the columns of a
+// block have `stride` floats from one row to the next, because they are parts of larger ones.
 #include "lanes.h"
 
 #define TILE 32

@@ -142,8 +142,7 @@ def _address(array: "F32 | None") -> int | None:
     if array is None:
         return None
     assert array.flags.c_contiguous and array.dtype.char == "f", (array.dtype, array.strides)
-    address: int = array.ctypes.data
-    return address
+    return int(array.ctypes.data)
 
 
 def _matrix(part: "F32", layout: GridLayout) -> tuple[int, int]:

@@ -43,9 +43,9 @@ MIN_MULTIPLICATIONS = 2e11
 # F32 arrays of a panel that exist at the same time: weights, errors, levels, targets, codes of
 # search, and products
 PANEL_ARRAYS = 7
-# Bytes of memory for each entry of a matrix of second moments: while it is factored (two F32 matrices
-# and the lower triangle of a third), and of the result (an F32 matrix and the lower triangle of
-# another)
+# Bytes of memory for each entry of a matrix of second moments: while it is factored (two F32
+# matrices and the lower triangle of a third), and of the result (an F32 matrix and the lower
+# triangle of another)
 FACTORING_BYTES, FACTOR_BYTES = 4 + 4 + 2, 4 + 2
 
 

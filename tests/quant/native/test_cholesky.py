@@ -14,7 +14,7 @@ def positive(size: int, seed: int = 0) -> np.ndarray:
 
 
 def lower_factor(matrix: np.ndarray, threads: int) -> np.ndarray | None:
-    """Return L of the matrix = L L^T in float64. NaN above the diagonal shows that only L is read."""
+    """Return L of the matrix = L L^T in float64. What is above the diagonal, NaN, is not read."""
     lower = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
     with ThreadPoolExecutor(threads) as pool:
         return np.tril(lower) if cholesky.factor_in_place(lower, pool) else None
