@@ -15,7 +15,7 @@ from llmcli.api.tool_calls.base import ToolCallFormat
 from llmcli.runtime.text.chat_template import ChatTemplate, TemplateFailure
 from llmcli.runtime.text.conversation_layout import PARAGRAPH
 from llmcli.runtime.text.conversation_sources import TOOL_VARIABLES, track_conversation
-from llmcli.runtime.text.template_budget import new_deadline
+from llmcli.runtime.text.template_budget import RenderingClock
 from llmcli.runtime.text.tracked_text import TrackedText, from_outside, join_texts
 from llmcli.runtime.text.value_text import json_layout
 from llmcli.types import Message
@@ -78,7 +78,7 @@ def render_conversation(
     Raises UserError if the template refuses the conversation, or leaves out a message, in every way
     to write it.
     """
-    failure, deadline = None, new_deadline()
+    failure, clock = None, RenderingClock()
     for rendering in _renderings(template, messages, tools, variables or {}):
         try:
             text = rendering.template.render(
@@ -86,7 +86,7 @@ def render_conversation(
                 rendering.variables,
                 add_generation_prompt=add_generation_prompt,
                 continues_last=continues_last,
-                deadline=deadline,
+                clock=clock,
             )
         except TemplateFailure as error:
             failure = failure or error

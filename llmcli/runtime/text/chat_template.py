@@ -29,6 +29,7 @@ from llmcli.runtime.text.conversation_sources import (
 from llmcli.runtime.text.jinja_sandbox import TemplateError, make_environment
 from llmcli.runtime.text.template_budget import (
     MAX_CHARACTERS,
+    RenderingClock,
     TemplateBudget,
     TemplateBudgetExceeded,
 )
@@ -133,13 +134,13 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continues_last: bool = False,
-        deadline: float | None = None,
+        clock: RenderingClock | None = None,
     ) -> TrackedText:
         """Return the prompt for `messages`. Its spans are the texts that are not the template's own
         words. `variables`: values of further template variables, such as `tools`; a client chooses
         their names. `add_generation_prompt`: end the prompt with the start of an assistant's
-        message. `continues_last`: end it after the text of the last message. `deadline`: of this and
-        all other attempts to render the conversation (new_deadline); None: a new one.
+        message. `continues_last`: end it after the text of the last message. `clock`: of this and
+        all other attempts to render the conversation; None: a new one.
 
         Raises UserError when the template fails, exceeds its limits, refuses the messages, or
         leaves out one of them.
@@ -154,15 +155,18 @@ class ChatTemplate:
             conversation.messages, has_tools=not TOOL_VARIABLES.isdisjoint(variables)
         )
         failures = list[TemplateFailure]()
-        self._budget.start_prompt(deadline)
+        self._budget.start_prompt(clock)
         # the rest of the time is for other ways to write the conversation
-        min_seconds_left = self._budget.seconds_left / 2
+        min_seconds_left = self._budget.clock.read_seconds_left() / 2
         for layout in self._layouts(changes):
             try:
                 prompt = self._render_checked(conversation, layout, add_generation_prompt)
             except TemplateFailure as error:
                 failures.append(error)
-                if changes in self._hopeless or self._budget.seconds_left < min_seconds_left:
+                if (
+                    changes in self._hopeless
+                    or self._budget.clock.read_seconds_left() < min_seconds_left
+                ):
                     break
                 continue
             if layout != AS_SENT:

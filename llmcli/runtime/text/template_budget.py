@@ -13,6 +13,9 @@ from typing import Any, TypeGuard
 
 # Of processor time for all renderings for one prompt. On a busy machine they may take longer.
 MAX_SECONDS = 2.0
+# What the time between two readings counts at most. Python's garbage collector, or a host that stops
+# a virtual machine, may take longer; no operation that a budget allows does.
+MAX_STEP_SECONDS = 0.25
 MAX_CHARACTERS = 1 << 20  # of the output, in addition to the length of the conversation
 # The budget is this many times the maximum output, because templates join texts repeatedly while
 # they build the output.
@@ -33,31 +36,42 @@ class TemplateBudgetExceeded(Exception):
     """Raised when a template takes too long or builds too much text."""
 
 
+class RenderingClock:
+    """The processor time of all renderings for a prompt, which run in one thread."""
+
+    def __init__(self) -> None:
+        """Start the clock."""
+        self._seconds_left = MAX_SECONDS
+        self._latest = time.thread_time()
+
+    def read_seconds_left(self) -> float:
+        """Return the seconds until the time limit, negative after it."""
+        now = time.thread_time()
+        self._seconds_left -= min(now - self._latest, MAX_STEP_SECONDS)
+        self._latest = now
+        return self._seconds_left
+
+
 class TemplateBudget(threading.local):
-    """What is left of the limits: the deadline of all renderings for a prompt, and how many
-    characters the present one may still build. An item of a list counts as one character. Each
-    thread has its own.
+    """What is left of the limits: the time for all renderings for a prompt, and how many characters
+    the present one may still build. An item of a list counts as one character. Each thread has its
+    own.
     """
 
-    deadline = 0.0
+    clock: RenderingClock
     characters_left = 0
 
-    @property
-    def seconds_left(self) -> float:
-        """The seconds of processor time until the deadline, negative after it."""
-        return self.deadline - time.thread_time()
-
-    def start_prompt(self, deadline: float | None = None) -> None:
-        """Set the deadline of the renderings that follow. None: MAX_SECONDS from now."""
-        self.deadline = new_deadline() if deadline is None else deadline
+    def start_prompt(self, clock: RenderingClock | None = None) -> None:
+        """Set the clock of the renderings that follow. None: a new one."""
+        self.clock = RenderingClock() if clock is None else clock
 
     def start_rendering(self, characters: int) -> None:
         """Set what the rendering of a conversation of `characters` characters may build."""
         self.characters_left = BUDGET_FACTOR * (MAX_CHARACTERS + characters)
 
     def check_time(self) -> None:
-        """Raise TemplateBudgetExceeded after the deadline."""
-        if self.seconds_left < 0:
+        """Raise TemplateBudgetExceeded after the time limit."""
+        if self.clock.read_seconds_left() < 0:
             raise TemplateBudgetExceeded(f"it runs for more than {MAX_SECONDS:g} s")
 
     def charge(self, amount: int) -> None:
@@ -147,13 +161,6 @@ class TemplateBudget(threading.local):
                 stack += value.values() if isinstance(value, Mapping) else value
             elif count % CHARGED_AT_ONCE == 0:
                 self.check_time()
-
-
-def new_deadline() -> float:
-    """Return the deadline of the renderings for a prompt that begin now in this thread, as a
-    time.thread_time().
-    """
-    return time.thread_time() + MAX_SECONDS
 
 
 class LazyItems:

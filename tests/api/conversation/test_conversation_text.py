@@ -145,7 +145,7 @@ def test_system_texts_are_joined_at_the_beginning() -> None:
     assert merge_system_texts([HELLO]) == [HELLO]
 
 
-def test_all_ways_to_write_a_conversation_have_one_deadline(
+def test_all_ways_to_write_a_conversation_have_one_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readings = itertools.count()  # a clock that advances by a millisecond whenever it is read

@@ -166,13 +166,6 @@ def test_generation_blocks_are_rendered_as_in_transformers(name: str) -> None:
     assert ChatTemplate(GENERATION[name]).render(messages) == expected
 
 
-def test_each_rendering_has_its_own_time_limit(monkeypatch):
-    template = ChatTemplate("{% for i in range(3) %}{{ i }}{% endfor %}{{ messages[0].content }}")
-    template.render(HELLO)
-    monkeypatch.setattr("time.thread_time", lambda: 1e9)
-    assert template.render(HELLO) == "012hi"
-
-
 def test_long_conversation_may_be_built_in_small_steps():
     source = (
         "{% set ns = namespace(text='') %}{% for m in messages %}{% set ns.text = ns.text ~ m.role + m.content %}"
@@ -471,7 +464,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> itertools.count:
     return readings
 
 
-def test_all_attempts_to_render_a_conversation_have_one_deadline(clock: itertools.count) -> None:
+def test_each_rendering_has_its_own_time_limit(clock: itertools.count) -> None:
+    steps = int(300 * template_budget.MAX_SECONDS)
+    loop = f"{{% for i in range({steps}) %}}{{% endfor %}}{{{{ messages[0].content }}}}"
+    template = ChatTemplate(loop)
+    for _ in range(4):
+        assert template.render(HELLO) == "hi"
+    with pytest.raises(UserError, match="runs for more than"):
+        ChatTemplate(loop * 4).render(HELLO)
+
+
+def test_a_pause_of_the_machine_is_not_the_time_of_a_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings = itertools.chain([0.0, 0.1], itertools.repeat(1e9))
+    monkeypatch.setattr(template_budget, "time", SimpleNamespace(thread_time=readings.__next__))
+    assert ChatTemplate("{{ messages[0].content }}").render(HELLO) == "hi"
+
+
+def test_all_attempts_to_render_a_conversation_have_one_time_limit(clock: itertools.count) -> None:
     template = ChatTemplate("{% for i in range(100000) %}{% endfor %}{{ messages[0].content }}")
     messages = [Message("system", "be kind"), *HELLO, calling(ROME, text="yes"), *HELLO]
     for _ in range(2):
