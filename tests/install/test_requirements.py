@@ -1,6 +1,7 @@
 """Every package that is imported is declared, and only public modules of huggingface_hub are used."""
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import sys
@@ -29,8 +30,13 @@ PACKAGES = {
 OWN = {*SOURCES, "llmcli_kernels"}
 
 
-def imports() -> Iterator[tuple[str, str]]:
-    """Yield the file and the dotted name of each absolute import, including those in functions."""
+@functools.cache
+def imports() -> tuple[tuple[str, str], ...]:
+    """Return the file and the dotted name of each absolute import, including those in functions."""
+    return tuple(_find_imports())
+
+
+def _find_imports() -> Iterator[tuple[str, str]]:
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):

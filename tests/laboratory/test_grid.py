@@ -11,7 +11,7 @@ from scripts.laboratory.grid import GridPoint, find_faults, grid_points, plan_po
 from scripts.laboratory.machines import GIB, MACHINES, gpu, machine
 from scripts.laboratory.model_headers import MODELS, write_header
 
-EVERY, BRUTE_FORCE_EVERY = 41, 8  # the script checks all points
+EVERY, BRUTE_FORCE_EVERY = 101, 8  # the script checks all points
 
 
 @pytest.fixture(scope="module")
