@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 # Of processor time for all renderings for one prompt. On a busy machine they may take longer.
 MAX_SECONDS = 2.0
 # What the time between two readings counts at most. Python's garbage collector, or a host that stops
-# a virtual machine, may take longer; no operation that a budget allows does.
+# a virtual machine, may take longer. An operation of a template seldom does, because of its budget.
 MAX_STEP_SECONDS = 0.25
 MAX_CHARACTERS = 1 << 20  # of the output, in addition to the length of the conversation
 # The budget is this many times the maximum output, because templates join texts repeatedly while
@@ -58,8 +58,10 @@ class TemplateBudget(threading.local):
     own.
     """
 
-    clock: RenderingClock
-    characters_left = 0
+    def __init__(self) -> None:
+        """Start a clock, without a budget of characters. Each thread calls this."""
+        self.clock = RenderingClock()
+        self.characters_left = 0
 
     def start_prompt(self, clock: RenderingClock | None = None) -> None:
         """Set the clock of the renderings that follow. None: a new one."""
