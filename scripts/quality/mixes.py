@@ -46,12 +46,13 @@ EDGE_SHARE = 8  # an eighth of the blocks at either end
 
 @dataclass(frozen=True)
 class TypeMix:
-    """A file type of llama-quantize, the types of single tensors that differ from its recipe, and
-    the bytes of all tensors.
+    """A file type of llama-quantize, the type of each tensor that is quantized, and the bytes of all
+    tensors. Types that equal the recipe's are given, too, because llama-quantize's recipe chooses
+    others for the rest of the tensors if some are given.
     """
 
     file_type: str
-    changes: dict[str, str]
+    types: dict[str, str]
     nbytes: int
 
     @property
@@ -59,7 +60,7 @@ class TypeMix:
         """The flags of llama-quantize, which takes names of tensors as regular expressions."""
         return [
             word
-            for name, kind in self.changes.items()
+            for name, kind in self.types.items()
             for word in ("--tensor-type", f"^{name.replace('.', '[.]')}$={kind.lower()}")
         ]
 
@@ -93,7 +94,7 @@ def fill(plan: Plan, nbytes: int) -> TypeMix:
     """Return the plan's types with larger ones as long as all tensors have at most `nbytes`."""
     types = {step.weight.name: step.type for step in plan.steps if step.method}
     weights = {step.weight.name: step.weight for step in plan.steps}
-    used, changes = plan.bytes_after, dict[str, str]()
+    used = plan.bytes_after
     while True:
         progress = False
         for name in spending_order(list(types)):
@@ -104,9 +105,8 @@ def fill(plan: Plan, nbytes: int) -> TypeMix:
             )
             if added and used + added <= nbytes:
                 types[name], used, progress = larger, used + added, True
-                changes[name] = larger
         if not progress:
-            return TypeMix(plan.file_type.name, changes, used)
+            return TypeMix(plan.file_type.name, types, used)
 
 
 def spending_order(names: list[str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ def tensor_bytes(model: Path, imatrix: Path, mix: mixes.TypeMix) -> int:
     steps = mixes.file_plan(model, mix.file_type, imatrix).steps
     return sum(
         step.weight.rows
-        * ggml.row_bytes(mix.changes.get(step.weight.name, step.type), step.weight.columns)
+        * ggml.row_bytes(mix.types.get(step.weight.name, step.type), step.weight.columns)
         for step in steps
     )
 
@@ -41,7 +41,7 @@ def test_mixes_fill_the_bytes_of_a_file_type(file_type: str, files: tuple[Path, 
     for mix in (iq, hand_made):
         assert size - largest < mix.nbytes <= size
         assert mix.nbytes == tensor_bytes(model, imatrix, mix)
-        assert len(mix.flags) == 2 * len(mix.changes)
+        assert len(mix.flags) == 2 * len(mix.types)
 
 
 def test_bytes_are_spent_on_values_and_on_the_blocks_at_the_ends_first(
