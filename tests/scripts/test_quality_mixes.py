@@ -41,6 +41,8 @@ def test_mixes_fill_the_bytes_of_a_file_type(file_type: str, files: tuple[Path, 
     for mix in (iq, hand_made):
         assert size - largest < mix.nbytes <= size
         assert mix.nbytes == tensor_bytes(model, imatrix, mix)
+        steps = mixes.file_plan(model, mix.file_type, imatrix).steps
+        assert mix.types.keys() == {step.weight.name for step in steps if step.method}
         assert len(mix.flags) == 2 * len(mix.types)
 
 
