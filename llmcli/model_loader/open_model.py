@@ -24,6 +24,7 @@ from llmcli.planning import resolve_options
 from llmcli.planning.admission import check_memory, explain_failed_load
 from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.measurements import tuned_profile
+from llmcli.planning.prediction import key_precision
 from llmcli.planning.state_budget import state_budget
 from llmcli.runtime import reproducible
 from llmcli.runtime.binding.contexts.context_options import MAX_SEQUENCES
@@ -268,6 +269,8 @@ class ModelSwitcher:
         """Print what the user should know about the loaded model, for example that it is a base
         model.
         """
+        if loss := key_precision.describe_key_loss(plan.header, plan.options.cache_type_k):
+            self.ui.warn(loss)
         if plan.options.reproducible:
             self.ui.note(reproducible.GUARANTEE)
             if reproducible.computes_single_tokens(runner.header):

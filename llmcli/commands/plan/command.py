@@ -88,7 +88,7 @@ def plan(
     from llmcli.model_loader.rehearsal.rehearse import rehearse_model
     from llmcli.planning.machine import read_machine
     from llmcli.planning.placement.device_shares import share_devices
-    from llmcli.planning.prediction import cache_layout
+    from llmcli.planning.prediction import cache_layout, key_precision
     from llmcli.runtime.draft_settings import require_prediction_layers
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
@@ -183,6 +183,10 @@ def plan(
             ui,
             is_quantized=subject.is_quantized,
         )
+        for kind in (context.type_k, *alternatives.supported_types):
+            if loss := key_precision.describe_key_loss(header, kind):
+                ui.note(loss)
+                break
     charts = page.build_charts(predicted, measured)
     show_report(
         lambda: page.build_page(title, predicted, measured, max_checkpoint_bytes, alternatives),

@@ -21,7 +21,7 @@ from llmcli.planning.dry_runs.memory_plan import (
     open_memory_planner,
 )
 from llmcli.planning.dry_runs.run_plan import RunPlan
-from llmcli.planning.prediction import upper_bound
+from llmcli.planning.prediction import key_precision, upper_bound
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.placement.devices import HOST_DEVICE
 from llmcli.runtime.drafting.draft_files.eagle3_match import is_eagle3
@@ -33,7 +33,9 @@ GROWTH_BYTES = 64 << 20
 # A context is only shortened below this number of tokens if neither a smaller cache type nor fewer
 # sequences are enough.
 MIN_USEFUL_TOKENS = 2048
-SMALLER_CACHE_TYPES = ("q8_0", "q4_0")  # cache types to try, best quality first
+# pairs of cache types for K and V to try, best quality first. Values bear few bits better than keys
+# do (docs/quality.md). Kernels of GPUs take a pair of different types only in special builds.
+SMALLER_CACHE_TYPES = (("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q4_0"))
 
 
 class NearestFit:
@@ -253,13 +255,18 @@ def _cache_type_pairs(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield current
     if plan.options.reproducible or plan.options.flash_attn == "off":
         return
-    for kind in SMALLER_CACHE_TYPES:
-        is_smaller = current != (kind, kind) and all(
+    for type_k, type_v in SMALLER_CACHE_TYPES:
+        is_smaller = (type_k, type_v) != current and all(
             kv_size.BYTES_PER_32[kind] <= kv_size.BYTES_PER_32[current_kind]
-            for current_kind in current
+            for kind, current_kind in zip((type_k, type_v), current, strict=True)
         )
-        if is_smaller and not (cache_shape and kv_size.find_refusal(cache_shape, kind, kind)):
-            yield kind, kind
+        if (
+            is_smaller
+            and (type_k == type_v or not plan.placement.uses_gpu)
+            and not key_precision.describe_key_loss(plan.header, type_k)
+            and not (cache_shape and kv_size.find_refusal(cache_shape, type_k, type_v))
+        ):
+            yield type_k, type_v
 
 
 def _reread_bytes(share: DeviceMemory) -> int | None:

@@ -66,13 +66,10 @@ class RunPlan:
             changes.append(
                 f"{other_options.ctx_size:,} tokens of context instead of {own_options.ctx_size:,}"
             )
-        if (own_options.cache_type_k, own_options.cache_type_v) != (
-            other_options.cache_type_k,
-            other_options.cache_type_v,
-        ):
-            changes.append(
-                f"a {other_options.cache_type_k} KV cache instead of {own_options.cache_type_k}"
-            )
+        kinds = [(item.cache_type_k, item.cache_type_v) for item in (own_options, other_options)]
+        if kinds[0] != kinds[1]:
+            own_kind, other_kind = map(_describe_cache_types, kinds)
+            changes.append(f"a {other_kind} KV cache instead of {own_kind}")
         if self.placement != other.placement:
             changes.append(
                 f"{_describe_layers(other.placement)} instead of {_describe_layers(self.placement)}"
@@ -105,6 +102,11 @@ class RunPlan:
             if self.required_slots > other.slots
             else ""
         )
+
+
+def _describe_cache_types(kinds: tuple[str, str]) -> str:
+    """Return the types of K and V in words: "q8_0" for both, or "q8_0 and q4_0"."""
+    return " and ".join(dict.fromkeys(kinds))
 
 
 def _describe_layers(placement: ModelPlacement) -> str:

@@ -6,7 +6,8 @@ usage: .venv/bin/python scripts/quality/tasks/retrieval.py FILE.gguf ... --text 
 
 A sentence with a random code is put between the paragraphs of the text, at --places places from the
 beginning to the end, and the chat asks for the code. For each file and cache type the script prints
-the share of answers that contain it, and the places at which it was not found.
+the share of answers that contain it, and the places at which it was not found. A type is that of K
+and V, or names both: q8_0/q4_0.
 """
 
 import argparse
@@ -45,7 +46,8 @@ def main() -> None:
         for kind in args.types.split(","):
             context = args.tokens + MARGIN_TOKENS
             flags = ["-np", "1", "-c", str(context), "-t", str(args.threads)]
-            flags += ["-ctk", kind, "-ctv", kind]
+            type_k, _, type_v = kind.partition("/")
+            flags += ["-ctk", type_k, "-ctv", type_v or type_k]
             responses = answer(file, "/v1/chat/completions", bodies, flags)
             texts = [response["choices"][0]["message"]["content"] for response in responses]
             tokens = responses[0]["usage"]["prompt_tokens"]
