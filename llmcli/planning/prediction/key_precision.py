@@ -18,7 +18,7 @@ from quant.model_file.model_header import ModelHeader
 MIN_BIAS, MIN_BIAS_RATIO = 20.0, 20.0
 MAX_BIAS_BYTES = 1 << 20  # of a layer; a larger tensor is not read
 SAFE_KEY_TYPE = "q8_0"
-FLOAT_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+FLOAT_TYPES: dict[str, type[np.floating]] = {"F32": np.float32, "F16": np.float16}
 
 
 def bears_few_bits(header: ModelHeader) -> bool:
