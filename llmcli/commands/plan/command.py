@@ -142,6 +142,12 @@ def plan(
             alternatives = find_alternatives(
                 header, context, placement, predicted, not subject.is_stand_in, draft_memory
             )
+            # here, because a stand-in for a model that is not downloaded is removed afterwards
+            key_losses = [
+                loss
+                for kind in (context.type_k, *alternatives.supported_types)
+                if (loss := key_precision.describe_key_loss(header, kind))
+            ]
     checkpoint_bytes = cache_layout.checkpoint_bytes(header, context)
     outside_bytes = receipt.offload_bytes(predicted, parallel, checkpoint_bytes)
     max_checkpoint_bytes = receipt.max_checkpoint_bytes(checkpoint_bytes, parallel, outside_bytes)
@@ -183,10 +189,8 @@ def plan(
             ui,
             is_quantized=subject.is_quantized,
         )
-        for kind in (context.type_k, *alternatives.supported_types):
-            if loss := key_precision.describe_key_loss(header, kind):
-                ui.note(loss)
-                break
+        if key_losses:
+            ui.note(key_losses[0])
     charts = page.build_charts(predicted, measured)
     show_report(
         lambda: page.build_page(title, predicted, measured, max_checkpoint_bytes, alternatives),

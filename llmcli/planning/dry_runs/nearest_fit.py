@@ -33,8 +33,8 @@ GROWTH_BYTES = 64 << 20
 # A context is only shortened below this number of tokens if neither a smaller cache type nor fewer
 # sequences are enough.
 MIN_USEFUL_TOKENS = 2048
-# pairs of cache types for K and V to try, best quality first. Values bear few bits better than keys
-# do (docs/quality.md). Kernels of GPUs take a pair of different types only in special builds.
+# pairs of cache types for K and V to try, best quality first. Values tolerate few bits better than
+# keys do (docs/quality.md). Kernels of GPUs take a pair of different types only in special builds.
 SMALLER_CACHE_TYPES = (("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q4_0"))
 
 

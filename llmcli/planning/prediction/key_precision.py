@@ -21,8 +21,8 @@ SAFE_KEY_TYPE = "q8_0"
 FLOAT_TYPES: dict[str, type[np.floating]] = {"F32": np.float32, "F16": np.float16}
 
 
-def bears_few_bits(header: ModelHeader) -> bool:
-    """Return whether the keys of a model bear a cache type smaller than q8_0: whether none of their
+def tolerates_few_bits(header: ModelHeader) -> bool:
+    """Return whether the keys of a model tolerate a cache type smaller than q8_0: whether none of their
     biases has single large values.
     """
     return not any(
@@ -35,7 +35,7 @@ def bears_few_bits(header: ModelHeader) -> bool:
 def describe_key_loss(header: ModelHeader, type_k: str) -> str:
     """Return a warning if a cache type loses the keys of a model, and otherwise ""."""
     is_safe = kv_size.BYTES_PER_32[type_k] >= kv_size.BYTES_PER_32[SAFE_KEY_TYPE]
-    if is_safe or bears_few_bits(header):
+    if is_safe or tolerates_few_bits(header):
         return ""
     return (
         f"the keys of this model have a few large values, and {type_k} loses the others: expect "
