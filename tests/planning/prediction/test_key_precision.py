@@ -12,7 +12,7 @@ from llmcli.hardware import host
 from llmcli.planning import admission
 from llmcli.planning.dry_runs import nearest_fit
 from llmcli.planning.dry_runs.run_plan import RunPlan
-from llmcli.planning.prediction.key_precision import tolerates_few_bits, describe_key_loss
+from llmcli.planning.prediction.key_precision import describe_key_loss, tolerates_few_bits
 from llmcli.runtime.binding.placement.model_placement import ON_HOST
 from llmcli.runtime.draft_settings import NO_DRAFTING
 from llmcli.runtime.requests.request import RunOptions
