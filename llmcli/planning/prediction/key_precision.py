@@ -18,6 +18,7 @@ from quant.model_file.model_header import ModelHeader
 MIN_BIAS, MIN_BIAS_RATIO = 20.0, 20.0
 MAX_BIAS_BYTES = 1 << 20  # of a layer; a larger tensor is not read
 SAFE_KEY_TYPE = "q8_0"
+FIVE_BITS = kv_size.BYTES_PER_32["q5_0"]
 FLOAT_TYPES: dict[str, type[np.floating]] = {"F32": np.float32, "F16": np.float16}
 
 
@@ -34,12 +35,15 @@ def tolerates_few_bits(header: ModelHeader) -> bool:
 
 def describe_key_loss(header: ModelHeader, type_k: str) -> str:
     """Return a warning if a cache type loses the keys of a model, and otherwise ""."""
-    is_safe = kv_size.BYTES_PER_32[type_k] >= kv_size.BYTES_PER_32[SAFE_KEY_TYPE]
-    if is_safe or tolerates_few_bits(header):
+    nbytes = kv_size.BYTES_PER_32[type_k]
+    if nbytes >= kv_size.BYTES_PER_32[SAFE_KEY_TYPE] or tolerates_few_bits(header):
         return ""
+    loss = (
+        "loses the others: expect wrong" if nbytes < FIVE_BITS else "blurs the others: expect worse"
+    )
     return (
-        f"the keys of this model have a few large values, and {type_k} loses the others: expect "
-        f"wrong answers; -ctk {SAFE_KEY_TYPE} keeps them (-ctv may be smaller)"
+        f"the keys of this model have a few large values, and {type_k} {loss} answers; "
+        f"-ctk {SAFE_KEY_TYPE} keeps them (-ctv may be smaller)"
     )
 
 

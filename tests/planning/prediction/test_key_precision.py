@@ -53,6 +53,7 @@ def test_single_large_values_are_found(
     header = read_header(write_model(tmp_path / "a.gguf", bias, fill))
     assert tolerates_few_bits(header) == tolerates
     assert bool(describe_key_loss(header, "q4_0")) == (not tolerates)
+    assert ("expect worse answers" in describe_key_loss(header, "q5_0")) == (not tolerates)
     assert not describe_key_loss(header, "q8_0")
     assert not describe_key_loss(header, "f16")
 
@@ -71,6 +72,7 @@ def test_run_and_plan_warn_of_the_loss(llmcli: Any, tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain.gguf", {})
     for model, words, warned in (
         (lossy, ("-ctk", "q4_0"), True),
+        (lossy, ("-ctk", "q5_0"), False),
         (lossy, ("-ctk", "q8_0", "-ctv", "q4_0"), False),
         (plain, ("-ctk", "q4_0"), False),
     ):
