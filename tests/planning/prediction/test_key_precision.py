@@ -13,7 +13,7 @@ from llmcli.planning import admission
 from llmcli.planning.dry_runs import nearest_fit
 from llmcli.planning.dry_runs.run_plan import RunPlan
 from llmcli.planning.prediction.key_precision import describe_key_loss, tolerates_few_bits
-from llmcli.runtime.binding.placement.model_placement import ON_HOST
+from llmcli.runtime.binding.placement.model_placement import ON_HOST, ModelPlacement
 from llmcli.runtime.draft_settings import NO_DRAFTING
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.read_header import read_header
@@ -126,3 +126,19 @@ def test_the_nearest_plan_keeps_the_keys(
     with pytest.raises(UserError) as refused:
         admission.check_memory(plan, "", notes.append)
     assert f"-ctk {types[0]} -ctv {types[1]} would fit" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("bias", "pairs"),
+    [
+        ({7: 354.0}, [("f16", "f16"), ("q8_0", "q8_0")]),
+        ({}, [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0")]),
+    ],
+)
+def test_a_gpu_gets_one_type_for_keys_and_values(
+    bias: dict[int, float], pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    header = read_header(write_model(tmp_path / "a.gguf", bias))
+    options = RunOptions(4096, 1, 1, batch_size=512, ubatch_size=64)
+    plan = RunPlan("tiny", header, options, ModelPlacement(-1), NO_DRAFTING)
+    assert list(nearest_fit._cache_type_pairs(plan)) == pairs
